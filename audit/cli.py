@@ -1,0 +1,367 @@
+"""``celery -A tasks audit ...``: what the audit memory holds, on a terminal or in a pipe.
+
+Parse and print, nothing else. The Celery application arrives in ``ctx.obj``, where Celery's own
+command line puts it. Standard output holds rows and nothing else; with ``--json`` they are the very
+bytes that are stored, one row a line. All that is to be said beside goes to standard error.
+
+Exit status: 0 fine, 1 the answer is bad news, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import click
+from rich.console import Console
+
+from audit.errors import AuditError, MemoryUrlError
+from audit.memory import AuditMemory, open_memory
+from audit.memory.base import RowFilter
+from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow, Outcome
+from audit.settings import AuditSettings
+from audit.table import ROW_COLUMNS, SHORT_KIND, Column, Table, block, clean, running_columns
+
+_MEMORY_URL: Final = "audit.memory_url"
+_LONG_KINDS: Final = (STARTED, COMPLETED, LATE, REFUSED)
+_KINDS: Final = {
+    **{kind.removeprefix(SHORT_KIND): kind for kind in _LONG_KINDS},
+    **{kind: kind for kind in _LONG_KINDS},
+}
+_OUTCOMES: Final = {outcome.value: outcome.value for outcome in Outcome}
+_RFC_3339: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE
+)
+_AGO: Final = re.compile(r"(?P<count>\d{1,9})(?P<unit>[smhdw])", re.ASCII)
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+_Value = TypeVar("_Value")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class _AuditGroup(click.Group):
+    """Gives whatever any of its commands may meet an exit status in the place of a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AuditError as error:
+            raise click.ClickException(clean(str(error))) from error
+        except BrokenPipeError:
+            # Whoever read has read enough. What is still buffered must go somewhere, or the
+            # interpreter complains at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(0)
+
+
+# --- reading options ----------------------------------------------------------------------------
+
+
+def parse_tenant(text: str) -> str:
+    """A tenant as rows spell it. The nil UUID is one: refused rows may have no proven tenant."""
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no UUID like 550e8400-e29b-41d4-a716-446655440000"
+        ) from None
+
+
+def parse_moment(text: str, now: datetime) -> datetime:
+    """A moment in RFC 3339, or one that lies so long before ``now``: ``15m``, ``2h``, ``7d``."""
+    with suppress(ValueError, OverflowError):
+        if ago := _AGO.fullmatch(text):
+            return now - timedelta(**{_UNITS[ago["unit"]]: int(ago["count"])})
+        if _RFC_3339.fullmatch(text):
+            return datetime.fromisoformat(text.upper())
+    raise ValueError(
+        f"{text!r} is no time: give RFC 3339 with its offset, like 2026-11-29T21:45:00Z, or how"
+        " long ago, like 15m, 2h or 7d"
+    )
+
+
+def parse_word(text: str, words: Mapping[str, str]) -> str:
+    """What one of ``words`` stands for."""
+    if text in words:
+        return words[text]
+    close = get_close_matches(text, words, n=1)
+    advice = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(words)}"
+    raise ValueError(f"{text!r} is unknown, {advice}")
+
+
+def _reading(
+    parse: Callable[[str], _Value],
+) -> Callable[[click.Context, click.Parameter, str | None], _Value | None]:
+    """The callback of an option whose text ``parse`` reads; its ``ValueError`` is for the user."""
+
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> _Value | None:
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return read
+
+
+_moment = _reading(lambda text: parse_moment(text, datetime.now(UTC)))
+
+_tenant: Final = click.option(
+    "--tenant",
+    "tenant_id",
+    metavar="UUID",
+    callback=_reading(parse_tenant),
+    help="Of this tenant only.",
+)
+_as_json: Final = click.option(
+    "--json", "as_json", is_flag=True, help="Print the stored rows unchanged, one a line."
+)
+# Named as RowFilter names its parts.
+_FILTERS: Final = (
+    _tenant,
+    click.option(
+        "--since",
+        metavar="TIME",
+        callback=_moment,
+        help="From this time on: RFC 3339, or how long ago (15m, 2h, 7d).",
+    ),
+    click.option("--until", metavar="TIME", callback=_moment, help="Before this time."),
+    click.option(
+        "--kind",
+        metavar="KIND",
+        callback=_reading(lambda text: parse_word(text, _KINDS)),
+        help="started, completed, late or refused; the full name of the kind will do too.",
+    ),
+    click.option("--skill", "skill_id", metavar="ID", help="Of this skill."),
+    click.option(
+        "--outcome",
+        metavar="OUTCOME",
+        callback=_reading(lambda text: parse_word(text, _OUTCOMES)),
+        help="success, error, panic or timeout. Only completed and late rows have one.",
+    ),
+    click.option(
+        "--persona",
+        "caller_persona",
+        metavar="PERSONA",
+        help="Called by this persona. Only started and refused rows name theirs.",
+    ),
+    click.option("--trace", "trace_id", metavar="ID", help="Of this W3C trace."),
+    click.option("--request", "request_id", metavar="ID", help="Of this invocation."),
+    click.option("--task", "task_id", metavar="ID", help="Of this Celery task id."),
+)
+
+
+def _filters(command: _Command) -> _Command:
+    for option in reversed(_FILTERS):
+        command = option(command)
+    return command
+
+
+def _wanted(parts: Mapping[str, Any]) -> RowFilter:
+    wanted = RowFilter(**parts)
+    if wanted.since and wanted.until and wanted.since >= wanted.until:
+        raise click.UsageError("--since must lie before --until")
+    return wanted
+
+
+# --- the commands -------------------------------------------------------------------------------
+
+
+@click.group(cls=_AuditGroup)
+@click.option(
+    "--memory",
+    metavar="URL",
+    help="Ask this memory; else the one of AUDIT_MEMORY_URL or of the setting audit_memory_url.",
+)
+@click.pass_context
+def audit(ctx: click.Context, memory: str | None) -> None:
+    """See what skills run, what ran, and how it ended.
+
+    A terminal shows as many columns as fit; a pipe gets all of them, parted by tabs; --json gives
+    the rows as they are stored.
+
+    \b
+    Examples:
+      celery -A tasks audit running
+      celery -A tasks audit tail --outcome panic
+      celery -A tasks audit list --since 2h --json
+
+    Exit status: 0 fine, 1 the answer is bad news, 2 wrong usage.
+    """
+    ctx.meta[_MEMORY_URL] = memory
+
+
+@audit.command()
+@_tenant
+@_as_json
+@click.pass_context
+def running(ctx: click.Context, tenant_id: str | None, as_json: bool) -> None:
+    """List the invocations that started and have not completed, oldest first.
+
+    \b
+    Example:
+      celery -A tasks audit running --tenant 550e8400-e29b-41d4-a716-446655440000
+    """
+    rows = sorted(_memory(ctx).running(tenant_id), key=lambda row: row.ts)
+    _print(ctx, rows, running_columns(datetime.now(UTC)), as_json)
+
+
+@audit.command(name="list")
+@_filters
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="Only the newest so many; 0 for all.",
+)
+@_as_json
+@click.pass_context
+def list_(ctx: click.Context, limit: int, as_json: bool, **parts: Any) -> None:
+    """List rows, oldest first.
+
+    \b
+    Example:
+      celery -A tasks audit list --since 2h --kind completed --outcome error
+    """
+    rows = _memory(ctx).select(_wanted(parts))
+    _print(ctx, _newest(rows, limit) if limit else rows, ROW_COLUMNS, as_json)
+
+
+@audit.command()
+@click.argument("request_id")
+@_as_json
+@click.pass_context
+def show(ctx: click.Context, request_id: str, as_json: bool) -> None:
+    """Show all rows of one invocation, with every field.
+
+    \b
+    Example:
+      celery -A tasks audit show 01KB8Z5T3MZJ9Y2V4Q6R8S0TAW
+    """
+    rows = list(_memory(ctx).rows(request_id=request_id))
+    if not rows:
+        raise click.ClickException(
+            f"no invocation {request_id!r} in this memory; rows of a Celery task id are found with"
+            " `list --task`"
+        )
+    if as_json:
+        _print_stored(rows)
+    else:
+        _echo("\n\n".join(map(block, rows)))
+
+
+@audit.command()
+@_filters
+@click.option(
+    "--last",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Begin with so many rows that are there already.",
+)
+@_as_json
+@click.pass_context
+def tail(ctx: click.Context, last: int, as_json: bool, **parts: Any) -> None:
+    """Print the last rows, then each new one as it arrives, until Ctrl-C.
+
+    \b
+    Example:
+      celery -A tasks audit tail --skill ops.triage_alert --last 20
+    """
+    wanted = _wanted(parts)
+    with suppress(KeyboardInterrupt):
+        _print(ctx, _last_and_new(_memory(ctx), wanted, last), ROW_COLUMNS, as_json)
+
+
+# --- asking -------------------------------------------------------------------------------------
+
+
+def _memory(ctx: click.Context) -> AuditMemory:
+    """The memory that ``--memory`` or the settings name, closed when the command ends."""
+    settings = AuditSettings.read(ctx.obj.app.conf, os.environ)
+    given: str | None = ctx.meta[_MEMORY_URL]
+    try:
+        memory = open_memory(given or settings.memory_url, timeout=settings.emit_timeout)
+    except MemoryUrlError as error:
+        if given is None:
+            raise
+        raise click.BadParameter(clean(str(error)), param_hint="'--memory'") from error
+    ctx.call_on_close(memory.close)
+    return memory
+
+
+def _newest(rows: Iterable[AuditRow], limit: int) -> Sequence[AuditRow]:
+    """The last ``limit`` of ``rows``; no row is left out without a word."""
+    kept: deque[AuditRow] = deque(maxlen=limit)
+    count = 0
+    for row in rows:
+        kept.append(row)
+        count += 1
+    if count > limit:
+        click.echo(f"{count - limit} older rows left out; --limit 0 prints all", err=True)
+    return kept
+
+
+def _last_and_new(memory: AuditMemory, wanted: RowFilter, last: int) -> Iterator[AuditRow | None]:
+    """The ``last`` rows and all that arrive, each of them once; ``None`` while nothing does.
+
+    The place to follow from is taken first. A row that arrives while the last ones are read then
+    comes both ways, and none can fall between.
+    """
+    arriving = memory.follow(wanted)
+    stored = deque(memory.select(wanted) if last else (), maxlen=last)
+    yield from stored
+    printed = {(row.tenant_id, row.position) for row in stored}
+    for row in arriving:
+        if row is None or (row.tenant_id, row.position) not in printed:
+            yield row
+
+
+# --- printing -----------------------------------------------------------------------------------
+
+
+def _print(
+    ctx: click.Context, rows: Iterable[AuditRow | None], columns: Sequence[Column], as_json: bool
+) -> None:
+    """Print rows as they come; a ``None`` among them says that there is none just now."""
+    if as_json:
+        _print_stored(rows)
+    else:
+        _print_table(Table(columns, _console(ctx)), rows)
+
+
+def _print_stored(rows: Iterable[AuditRow | None]) -> None:
+    for row in rows:
+        if row is not None:
+            click.echo(row.to_bytes())  # flushes, too
+
+
+def _print_table(table: Table, rows: Iterable[AuditRow | None]) -> None:
+    # The titles wait for the first answer, so that a memory out of reach leaves no empty table.
+    coming = iter(rows)
+    row = next(coming, None)
+    _echo(table.titles())
+    if row is not None:
+        _echo(table.line(row))
+    for row in coming:
+        if row is not None:
+            _echo(table.line(row))
+
+
+def _console(ctx: click.Context) -> Console | None:
+    if not sys.stdout.isatty():
+        return None
+    return Console(color_system=None if ctx.obj.no_color else "auto", highlight=False)
+
+
+def _echo(text: str) -> None:
+    """Print a line, and flush; what the terminal's encoding lacks is escaped."""
+    click.echo(text.encode(sys.stdout.encoding, "backslashreplace"))

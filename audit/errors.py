@@ -1,0 +1,175 @@
+"""Every error of the audit, under one root.
+
+::
+
+    AuditError
+    ├── AuditEmitFailed            the memory did not take the row in time (HTTP 503)
+    ├── CanonicalizationError      a value has no RFC 8785 form (also a ValueError)
+    ├── SkillArgumentsError        arguments do not fit the skill's signature (also a TypeError)
+    ├── SkillDefinitionError       a skill without a version, with a bad id, ...
+    ├── InvocationError
+    │   ├── MissingInvocationContext   nobody said for whom the skill runs
+    │   ├── InvalidInvocationContext   persona, tenant or trace is malformed (also a ValueError)
+    │   └── NotStartedError            a delivered message reached the body without a started row
+    ├── RowError                   a row breaks the published schema (also a ValueError)
+    ├── SettingsError              an audit_* setting is unusable (also a ValueError)
+    ├── EmbeddedServerError        no server binary to start, or it did not come up
+    └── AuditMemoryError
+        ├── MemoryUrlError         the URL names no memory we know (also a ValueError)
+        ├── MemoryUnavailableError the store did not answer within the deadline
+        ├── MemoryUnsuitableError  the store answers, but may lose or evict rows
+        └── RowRefusedError        the memory refused the row: it would break "close once"
+
+The arguments of every error are plain strings, because Celery carries an error from the worker
+to the caller as JSON and builds it again there from ``type(error)(*error.args)``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+
+_NO_CALLER: Final = (
+    "no caller persona and tenant: publish inside `with acting_as(persona, tenant_id=...)`, or give"
+    ' a beat entry options={"headers": InvocationContext(persona, tenant_id).headers()}'
+)
+
+
+class AuditError(Exception):
+    """Root of every error the audit raises on purpose."""
+
+    #: What an HTTP gateway answers when this error reaches it.
+    http_status: ClassVar[int] = 500
+
+
+class AuditEmitFailed(AuditError):
+    """The audit memory did not make the row durable in time.
+
+    At stage ``start`` the skill's body did not run; at stage ``completed`` it did, and its effect
+    stands. Remedy: bring the memory back (``AUDIT_MEMORY_URL``), then call the skill again.
+
+    Args:
+        stage: ``"start"`` or ``"completed"``.
+        reason: why the memory did not take the row, in words.
+    """
+
+    http_status = 503
+
+    def __init__(self, stage: str = "start", reason: str = "") -> None:
+        super().__init__(stage, reason)
+        self.stage = stage
+        self.reason = reason
+
+    def __str__(self) -> str:
+        effect = "the skill did not run" if self.stage == "start" else "the skill's effect stands"
+        return f"audit row not emitted at stage {self.stage!r}, {effect}: {self.reason}"
+
+
+class CanonicalizationError(AuditError, ValueError):
+    """A value has no canonical form (RFC 8785), so it has no hash.
+
+    The text names the place of the value (``$.alert.labels[3]``), never the value.
+
+    Args:
+        path: where in the document, ``$`` being the whole of it.
+        reason: what is wrong there, without the value.
+    """
+
+    http_status = 400
+
+    def __init__(self, path: str = "$", reason: str = "has no canonical form") -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"no canonical JSON form at {self.path}: {self.reason}"
+
+
+class SkillArgumentsError(AuditError, TypeError):
+    """The arguments do not fit the skill's signature. The text names parameters, never values."""
+
+    http_status = 400
+
+
+class SkillDefinitionError(AuditError):
+    """A skill is declared in a way the host cannot audit; the text says what to change."""
+
+
+class InvocationError(AuditError):
+    """An invocation may not begin."""
+
+    http_status = 400
+
+
+class MissingInvocationContext(InvocationError):
+    """Nobody said who calls the skill and for which tenant.
+
+    Remedy: publish inside ``with acting_as(persona, tenant_id=...)``, or give the entry of a
+    beat schedule ``options={"headers": InvocationContext(...).headers()}``.
+    """
+
+    def __init__(self, text: str = _NO_CALLER) -> None:
+        super().__init__(text)
+
+
+class InvalidInvocationContext(InvocationError, ValueError):
+    """Persona, tenant or another part of the context is malformed; the text says which."""
+
+
+class NotStartedError(InvocationError):
+    """A delivered message reached the body without a started row.
+
+    Remedy: a skill class that overrides ``before_start`` must call ``super().before_start(...)``.
+    """
+
+    http_status = 500
+
+
+class RowError(AuditError, ValueError):
+    """A row breaks the published schema; the text says where."""
+
+
+class SettingsError(AuditError, ValueError):
+    """An ``audit_*`` setting (or its environment variable) has a value that cannot be used."""
+
+
+class EmbeddedServerError(AuditError):
+    """The embedded server could not be started; the text says what to install or set."""
+
+
+class AuditMemoryError(AuditError):
+    """Root of the errors of the audit memory."""
+
+    http_status = 503
+
+
+class MemoryUrlError(AuditMemoryError, ValueError):
+    """The URL names no memory that this version knows."""
+
+
+class MemoryUnavailableError(AuditMemoryError):
+    """The store did not answer, or refused the write, within the deadline."""
+
+
+class MemoryUnsuitableError(AuditMemoryError):
+    """The store answers but could lose or evict rows; the text says which setting to change."""
+
+
+class RowRefusedError(AuditMemoryError):
+    """The memory refused a row, because it would break the order or the once-ness of an invocation.
+
+    Args:
+        refusal: a word of :class:`audit.memory.base.RowRefusal`.
+        request_id: the invocation concerned.
+    """
+
+    http_status = 409
+
+    def __init__(self, refusal: str = "", request_id: str = "") -> None:
+        super().__init__(refusal, request_id)
+        self.refusal = refusal
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        return f"the memory refused a row of invocation {self.request_id}: {self.refusal}"

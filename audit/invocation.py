@@ -1,0 +1,269 @@
+"""One invocation: started at most once, closed at most once, timed on the monotonic clock.
+
+This is the only state machine of the host. Its transitions stand in :data:`TRANSITIONS`; where the
+invocation stands is decided here and nowhere else, but that two *processes* never close the same
+invocation twice is decided by the memory (close once, decision 4).
+
+Guarantees:
+
+* :meth:`Invocation.start` returns only when the started row is durable, else it raises
+  :class:`audit.errors.AuditEmitFailed` and the invocation can never run (S1.5);
+* :meth:`Invocation.close` returns only when the completed row is on record, or its loss was
+  reported as sev-1 with the whole row in the log record; it never undoes anything (S1.5);
+* an emit that a signal interrupts is done again, for emits are idempotent: a soft time limit that
+  strikes inside one neither loses a row nor doubles it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+
+from ulid import ULID
+
+from audit import metrics
+from audit.errors import AuditEmitFailed, AuditMemoryError
+from audit.memory.base import AuditMemory, Stored
+from audit.row import (
+    AuditRow,
+    Ending,
+    Identity,
+    Outcome,
+    Reason,
+    Refusal,
+    skill_invoked_completed,
+    skill_invoked_refused,
+    skill_invoked_started,
+    timestamp,
+)
+
+logger: Final = logging.getLogger("audit")
+
+#: How often an emit that a signal interrupted is done again before it counts as failed.
+INTERRUPTIONS: Final = 3
+
+
+class State(StrEnum):
+    """Where an invocation stands."""
+
+    RECEIVED = "received"
+    REFUSED = "refused"
+    NOT_STARTED = "not started"
+    STARTED = "started"
+    RUNNING = "running"
+    CLOSED = "closed"
+    UNRECORDED = "unrecorded"
+
+
+#: From where to where. NOT_STARTED: the memory did not take the started row. UNRECORDED: it did
+#: not take the completed one.
+TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
+    State.RECEIVED: frozenset({State.STARTED, State.NOT_STARTED, State.REFUSED}),
+    State.STARTED: frozenset({State.RUNNING, State.CLOSED, State.UNRECORDED}),
+    State.RUNNING: frozenset({State.CLOSED, State.UNRECORDED}),
+    State.REFUSED: frozenset(),
+    State.NOT_STARTED: frozenset(),
+    State.CLOSED: frozenset(),
+    State.UNRECORDED: frozenset(),
+}
+
+
+class Invocation:
+    """One run of a skill's body.
+
+    Args:
+        identity: who, what, for whom.
+        memory: where its rows go.
+        clock: monotonic seconds.
+        now: the wall clock, for the rows' ``ts`` only.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        memory: AuditMemory,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.identity = identity
+        self.state = State.RECEIVED
+        self._memory = memory
+        self._clock = clock
+        self._now = now
+        self._began: float | None = None
+        self._ended: float | None = None
+        self._completed: AuditRow | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether a started row of this invocation waits for its completed one."""
+        return self.state in (State.STARTED, State.RUNNING)
+
+    def start(self, args_hash: str) -> None:
+        """Make the started row durable.
+
+        Raises:
+            AuditEmitFailed: the memory did not take it; the body must not run.
+        """
+        row = skill_invoked_started(self.identity, args_hash, ts=timestamp(self._now()))
+        try:
+            interrupt = self._emit(row, "start")
+        except AuditMemoryError as error:
+            self._move(State.NOT_STARTED)
+            self._report_start(error)
+            raise AuditEmitFailed("start", str(error)) from error
+        self._began = self._clock()
+        self._move(State.STARTED)
+        if interrupt is not None:
+            raise interrupt
+
+    def refuse(self, refusal: Refusal, why: str) -> None:
+        """Record that the invocation was not allowed to start (a row, a counter, a log record)."""
+        self._move(State.REFUSED)
+        metrics.skill_refused(self.identity.skill_id, refusal.value)
+        logger.warning(
+            "skill %s refused (%s), request_id %s: %s",
+            self.identity.skill_id,
+            refusal.value,
+            self.identity.request_id,
+            why,
+            extra={"severity": "sev-3"},
+        )
+        row = skill_invoked_refused(self.identity, refusal, ts=timestamp(self._now()))
+        try:
+            interrupt = self._emit(row, "start")
+        except AuditMemoryError as error:
+            self._report_start(error)
+            return
+        if interrupt is not None:
+            raise interrupt
+
+    def begin(self) -> None:
+        """The body runs from now on."""
+        self._move(State.RUNNING)
+        self._began = self._clock()
+
+    def ended(self) -> None:
+        """The body left just now; what comes after does not count into the duration."""
+        if self._ended is None:
+            self._ended = self._clock()
+
+    def close(self, ending: Ending) -> None:
+        """Put the ending on record; the first call decides, later ones do nothing.
+
+        Never raises for the memory's sake. An exception out of a signal handler that asks the
+        process to exit is raised again once the row is on record; a soft time limit is not, for
+        the body is over.
+        """
+        if not self.open:
+            return
+        self.ended()
+        if self._completed is None:
+            self._completed = self._row(ending)
+        try:
+            interrupt = self._emit(self._completed, "completed")
+        except AuditMemoryError as error:
+            interrupt = None
+            self._move(State.UNRECORDED)
+            self._report_completed(self._completed, error)
+        else:
+            self._move(State.CLOSED)
+        metrics.skill_invoked(
+            self.identity.skill_id,
+            str(self._completed.payload["outcome"]),
+            int(self._completed.payload["duration_ms"]),
+        )
+        if interrupt is not None and not isinstance(interrupt, Exception):
+            raise interrupt
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _move(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise AssertionError(f"an invocation never goes from {self.state} to {state}")
+        self.state = state
+
+    def _row(self, ending: Ending) -> AuditRow:
+        if ending.outcome is Outcome.SUCCESS and ending.reason is not Reason.IGNORED:
+            self._insist_on_hash(ending)
+        return skill_invoked_completed(
+            self.identity, ending, self._duration_ms(), ts=timestamp(self._now())
+        )
+
+    def _duration_ms(self) -> int:
+        began, ended = self._began, self._ended
+        if began is None or ended is None:
+            return 0
+        if ended < began:
+            logger.error(
+                "negative duration clamped to 0, request_id %s",
+                self.identity.request_id,
+                extra={"severity": "sev-3"},
+            )
+            return 0
+        return round((ended - began) * 1000)
+
+    def _emit(self, row: AuditRow, stage: metrics.Stage) -> BaseException | None:
+        """Emit ``row``, again when a signal interrupts; gives back the interruption."""
+        interrupt: BaseException | None = None
+        for _ in range(INTERRUPTIONS):
+            began = self._clock()
+            try:
+                self._note(self._memory.emit(row), row)
+                return interrupt
+            except AuditMemoryError:
+                raise
+            except BaseException as error:  # whatever a signal handler raises in here
+                interrupt = error
+            finally:
+                metrics.emit_took(stage, (self._clock() - began) * 1000)
+        assert interrupt is not None
+        raise interrupt
+
+    def _note(self, stored: Stored, row: AuditRow) -> None:
+        if stored is Stored.LATE:
+            logger.warning(
+                "invocation %s had been closed already; this completion is kept as late",
+                row.request_id,
+            )
+
+    def _insist_on_hash(self, ending: Ending) -> None:
+        if not ending.result_hash:
+            logger.critical(
+                "a success that returned has no result hash, request_id %s",
+                self.identity.request_id,
+                extra={"severity": "sev-1"},
+            )
+
+    def _report_start(self, error: AuditMemoryError) -> None:
+        metrics.emit_failed("start")
+        logger.critical(
+            "audit row not emitted at start, skill %s not dispatched, request_id %s: %s",
+            self.identity.skill_id,
+            self.identity.request_id,
+            error,
+            extra={"severity": "sev-1"},
+        )
+
+    def _report_completed(self, row: AuditRow, error: AuditMemoryError) -> None:
+        """The row itself goes into the log record: until it is on record elsewhere, this is it."""
+        metrics.emit_failed("completed")
+        text = row.to_bytes().decode()
+        logger.critical(
+            "audit row not emitted at completed, the skill's effect stands: %s; the row: %s",
+            error,
+            text,
+            extra={"severity": "sev-1", "audit_row": text},
+        )
+
+
+def new_request_id() -> str:
+    """A fresh ULID, unique across forks and threads without any state or lock."""
+    milliseconds = time.time_ns() // 1_000_000
+    return str(ULID.from_bytes(milliseconds.to_bytes(6, "big") + os.urandom(10)))

@@ -1,0 +1,333 @@
+"""Argument values out of texts: what an exception says, without what it was told.
+
+An exception's text is written by strangers and quotes what they choked on: whole or cut short, raw,
+as a ``repr``, as JSON. What is guaranteed:
+
+* ``***`` replaces, wherever it occurs, every string of four characters and more, every number of
+  four digits and more, and bytes, times, UUIDs and Decimals as they are usually printed; nested
+  ones and the keys of nested mappings too. It also replaces every piece of eight characters and
+  more of any of them. Neither hides behind up to three layers of escaping.
+* The work is linear in the size of the values, whatever they are made of, because the text is cut
+  to :data:`WORKING_LENGTH` before. Neither that cut nor the last one lets a longer piece out.
+* :func:`error_message` is one line of at most :data:`MAX_LENGTH` characters, without control
+  characters, invisible ones, ones that turn the direction of the text, and lone surrogates. It does
+  not raise, whatever an exception or an argument does when it is asked what it holds.
+
+Decision 12.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date, time
+from decimal import Decimal
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+#: What stands where a value was.
+MASK: Final = "***"
+
+#: How long an error message gets at most, its type included.
+MAX_LENGTH: Final = 1_024
+
+#: How much of a text is looked at; the rest is dropped.
+WORKING_LENGTH: Final = 16 * 1_024
+
+#: From this length on (of a number: from so many digits on) a whole value is masked ...
+WHOLE: Final = 4
+
+#: ... and from this length on a piece of one.
+PIECE: Final = 8
+
+# A multiple of every number up to 12, so that a value of such a period is all equal batches.
+_BATCH: Final = 27_720
+
+# What the working cut leaves too little of to be known begins within so many characters of the cut:
+# seven characters, each of them a surrogate pair in JSON that was escaped twice more.
+_MARGIN: Final = 128
+_LAYERS: Final = 3
+
+# Deeper than a canonical form can be; it bounds objects that tell ever new things of themselves.
+_MAX_DEPTH: Final = 256
+
+_Found = TypeVar("_Found")
+
+_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+_SERIES: Final = (list, tuple, set, frozenset, deque)
+
+_ESCAPE: Final = re.compile(
+    r"\\(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})|(?P<letter>.))",
+    re.DOTALL,
+)
+_LETTERS: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
+
+_UNPRINTABLE: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    r"\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def mask(text: str, values: Iterable[object]) -> str:
+    """The text, or the first :data:`WORKING_LENGTH` of it, with :data:`MASK` for every value.
+
+    A mapping given as ``values`` (arguments by name) stands for its values: names are no secrets.
+    """
+    seen = str.__str__(text)[:WORKING_LENGTH]
+    end = len(seen) if len(seen) == len(text) else len(seen) - _MARGIN
+    return _covered(seen[:end], _hidden(seen, _given(values)))
+
+
+def error_message(
+    error: BaseException, values: Iterable[object], *, type_only: bool = False
+) -> str:
+    """``TypeName: text`` of an error, masked and printable; ``TypeName`` where there is no text.
+
+    Args:
+        error: whatever ended an invocation.
+        values: the arguments of that invocation.
+        type_only: leave out the text altogether (``audit_error_message = "type"``).
+    """
+    text = "" if type_only else _told(error, values)
+    message = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+    return _UNPRINTABLE.sub(_escaped, message)[:MAX_LENGTH]
+
+
+def _told(error: BaseException, values: Iterable[object]) -> str:
+    try:
+        text = str(error)
+    except Exception:  # an error on the way to a message must not take the place of the error
+        return "<unprintable>"
+    return mask(text, values)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+# The text. It is read as it is and with its escapes undone, layer by layer, so that the values,
+# which can be large, are looked for in one form only.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _View:
+    """One reading of a text; ``starts`` are its characters' places in the original, and the end."""
+
+    text: str
+    starts: Sequence[int]
+
+
+def _views(text: str) -> Iterator[_View]:
+    view = _View(text, range(len(text) + 1))
+    yield view
+    for _ in range(_LAYERS):
+        if "\\" not in view.text:
+            return
+        view = _unescaped(view)
+        yield view
+
+
+def _unescaped(view: _View) -> _View:
+    parts: list[str] = []
+    starts: list[int] = []
+    end = 0
+    for match in _ESCAPE.finditer(view.text):
+        parts += (view.text[end : match.start()], _meaning(match))
+        starts += view.starts[end : match.start() + 1]
+        end = match.end()
+    return _View("".join([*parts, view.text[end:]]), [*starts, *view.starts[end:]])
+
+
+def _meaning(match: re.Match[str]) -> str:
+    """The one character that an escape stands for."""
+    if match["high"]:
+        pair = bytes.fromhex(match["high"] + match["low"])
+        return pair.decode("utf-16-be")
+    if letter := match["letter"]:
+        return _LETTERS.get(letter, letter)
+    code = int(match["x"] or match["u"] or match["U"], 16)
+    return chr(code) if code <= 0x10FFFF else "\ufffd"
+
+
+# The search. A character is hidden when it lies in a window, as long as a short value or as a piece,
+# that a value contains. A text has few windows and they are known beforehand, so that each step
+# through a value costs a look into a set, however large or repetitive the value is.
+
+
+def _hidden(text: str, values: Iterable[object]) -> bytearray:
+    """For every character of the text, 1 where a value shows."""
+    views = list(_views(text))
+    search = _Search(views)
+    for form in _forms(values):
+        search.look_into(form)
+    hidden = bytearray(len(text))
+    for view in views:
+        for length in {len(window) for window in search.found}:
+            for at, window in enumerate(_windows(view, length)):
+                if window in search.found:
+                    start, end = view.starts[at], view.starts[at + length]
+                    hidden[start:end] = b"\x01" * (end - start)
+    return hidden
+
+
+def _windows(view: _View, length: int) -> Iterator[str]:
+    return (view.text[at : at + length] for at in range(len(view.text) - length + 1))
+
+
+class _Search:
+    """The windows of a text that values show; a piece's window is looked for until it is found."""
+
+    def __init__(self, views: Iterable[_View]) -> None:
+        windows = [
+            {window for view in views for window in _windows(view, length)}
+            for length in range(PIECE + 1)
+        ]
+        self.found: set[str] = set()
+        self._whole, self._pieces = windows[:PIECE], windows[PIECE]
+        self._aim()
+
+    def look_into(self, form: str) -> None:
+        """Look for a value that is printed so: for itself if it is short, or for its pieces."""
+        if len(form) >= PIECE:
+            for batch in _batches(form):
+                self._find_pieces(batch)
+        elif form in self._whole[len(form)]:
+            self.found.add(form)
+
+    def _aim(self) -> None:
+        """Any piece has four characters at some stride, and two more before or behind them."""
+        self._aimed_at = len(self._pieces)
+        self._marks = {piece[at : at + 4] for piece in self._pieces for at in range(5)}
+        self._longer = {piece[at : at + 6] for piece in self._pieces for at in range(3)}
+
+    def _find_pieces(self, batch: str) -> None:
+        found = {
+            context[at : at + PIECE]
+            for context in self._contexts(batch)
+            for at in range(len(context) - PIECE + 1)
+            if context[at : at + PIECE] in self._pieces
+        }
+        self.found |= found
+        self._pieces -= found
+        if len(self._pieces) < self._aimed_at // 2:
+            self._aim()
+
+    def _contexts(self, batch: str) -> set[str]:
+        """The surroundings of every place that may belong to a piece."""
+        marks, longer = self._marks, self._longer
+        return {
+            batch[max(at - 4, 0) : at + 8]
+            for at in range(0, len(batch) - 3, 5)
+            if batch[at : at + 4] in marks
+            and (batch[at : at + 6] in longer or batch[max(at - 2, 0) : at + 4] in longer)
+        }
+
+
+def _batches(form: str) -> Iterable[str]:
+    """A value in parts, so that what repeats itself is looked at once."""
+    if len(form) <= _BATCH:
+        return (form,)
+    return {form[start : start + _BATCH + PIECE - 1] for start in range(0, len(form), _BATCH)}
+
+
+def _covered(text: str, hidden: bytearray) -> str:
+    runs = re.finditer(rb"\x00+|\x01+", hidden[: len(text)])
+    return "".join(MASK if hidden[run.start()] else text[slice(*run.span())] for run in runs)
+
+
+# The values.
+
+
+def _given(values: Iterable[object]) -> Iterable[object]:
+    if isinstance(values, Mapping):
+        return values.values()
+    return [values] if isinstance(values, str | bytes) else values
+
+
+def _forms(values: Iterable[object]) -> Iterator[str]:
+    """Every form, worth masking, in which the values and what is inside them may be printed."""
+    for value in _walk(values):
+        if type(value) is str and len(value) >= PIECE:  # most of them, most of the time
+            yield value
+        else:
+            yield from (form for form in _safely(_printed, value) if len(form) >= WHOLE)
+
+
+def _walk(values: Iterable[object]) -> Iterator[object]:
+    """The values and all that is inside them, level by level, every container once."""
+    met: dict[int, object] = {}  # holds what it has met, so that an id stays one object's
+    level = list(values)
+    for _ in range(_MAX_DEPTH):
+        below: list[object] = []
+        for value in level:
+            if type(value) not in _SCALARS:
+                if id(value) in met:
+                    continue
+                met[id(value)] = value
+                below.extend(_safely(_inside, value))
+            yield value
+        level = below
+
+
+def _safely(look: Callable[[Any], Iterator[_Found]], value: object) -> Iterator[_Found]:
+    """What a look at a value finds, as far as it gets when the value's own code raises."""
+    try:
+        yield from look(value)
+    except Exception:  # see _told
+        return
+
+
+def _inside(value: Any) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        yield from value
+        yield from value.values()
+    elif isinstance(value, _SERIES):
+        yield from value
+    elif dataclasses.is_dataclass(value):
+        yield from (getattr(value, field.name, None) for field in dataclasses.fields(value))
+    elif hasattr(type(value), "model_dump"):  # pydantic's, which may print its fields differently
+        yield getattr(value, "__dict__", None)
+        yield value.model_dump()
+
+
+def _printed(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield from _texts(str.__str__(value))
+    elif isinstance(value, bytes | bytearray | memoryview):
+        yield from _texts(bytes(value).decode("utf-8", "replace"))
+        yield from _texts(bytes(value).decode("latin-1"))  # a repr with its escapes undone
+    elif isinstance(value, int | float | Decimal):
+        yield from (numeral for numeral in _numerals(value) if _digits(numeral) >= WHOLE)
+    elif isinstance(value, UUID):
+        yield from (str(value), value.hex)
+    elif isinstance(value, date | time):
+        yield from (value.isoformat(), str(value))
+        if isinstance(value, date):  # its repr
+            yield ", ".join(str(number) for number in value.timetuple()[:6])
+
+
+def _texts(text: str) -> Iterator[str]:
+    """Trimmed too, where what is left would be too short for a piece."""
+    yield text
+    if len(trimmed := text.strip()) < min(PIECE, len(text)):
+        yield trimmed
+
+
+def _numerals(value: int | float | Decimal) -> Iterator[str]:
+    """Without the sign, which a text may set apart."""
+    if isinstance(value, int):
+        yield int.__repr__(value).lstrip("-")
+        return
+    yield (float.__repr__(value) if isinstance(value, float) else str(value)).lstrip("-")
+    if isinstance(value, float) and value.is_integer():
+        yield str(abs(int(value)))
+
+
+def _digits(numeral: str) -> int:
+    return sum(map(str.isdigit, numeral))

@@ -1,0 +1,84 @@
+#!lua
+-- Appends one row of one invocation, or says why not: the whole of "close once" in one atomic step.
+--
+-- KEYS  1 stream of the tenant's rows      2 hash request_id -> state      3 sorted set of the open
+-- ARGV  1 started | completed | not_dispatched | refused      2 request_id      3 the row's bytes
+--
+-- A state is a letter and the positions of the invocation's rows in the stream:
+--   o START             started, not completed
+--   c START END LATE*   completed; LATE are completions that lost
+--   t END LATE*         closed as not dispatched before any started row: a tombstone
+--   r ROW               refused
+-- Returns {what became of the row, its position}.
+
+local rows, requests, open = KEYS[1], KEYS[2], KEYS[3]
+local action, request_id, row = ARGV[1], ARGV[2], ARGV[3]
+
+local state = redis.call('HGET', requests, request_id)
+local letter = state and string.sub(state, 1, 1)
+local positions = {}
+if state then
+  for position in string.gmatch(string.sub(state, 2), '%S+') do
+    positions[#positions + 1] = position
+  end
+end
+
+local function stored_at(position, bytes)
+  local found = redis.call('XRANGE', rows, position, position)
+  return found[1] ~= nil and found[1][2][2] == bytes
+end
+
+local function append(bytes, letter_and_more)
+  local position = redis.call('XADD', rows, '*', 'row', bytes)
+  redis.call('HSET', requests, request_id, letter_and_more .. ' ' .. position)
+  return position
+end
+
+-- The kind occurs once in this spelling: inside any text of the row the quotes would be escaped.
+local function as_late(bytes)
+  local kind = '"kind":"skill.invoked_completed"'
+  local first, last = string.find(bytes, kind, 1, true)
+  return string.sub(bytes, 1, first - 1) .. '"kind":"skill.invoked_late"' .. string.sub(bytes, last + 1)
+end
+
+local function start()
+  if not state then
+    local position = append(row, 'o')
+    redis.call('ZADD', open, string.match(position, '^%d+'), request_id)
+    return {'new', position}
+  end
+  if letter == 't' then return {'tombstone', ''} end
+  if letter == 'r' then return {'was_refused', ''} end
+  if stored_at(positions[1], row) then return {'repeated', positions[1]} end
+  return {'second_started_row', ''}
+end
+
+local function complete()
+  if letter == 'r' then return {'was_refused', ''} end
+  if letter == 'o' then
+    local position = append(row, 'c ' .. positions[1])
+    redis.call('ZREM', open, request_id)
+    return {'new', position}
+  end
+  if not state then
+    if action ~= 'not_dispatched' then return {'no_started_row', ''} end
+    return {'new', append(row, 't')}
+  end
+  local winner = letter == 'c' and 2 or 1
+  if stored_at(positions[winner], row) then return {'repeated', positions[winner]} end
+  local late = as_late(row)
+  for index = winner + 1, #positions do
+    if stored_at(positions[index], late) then return {'late', positions[index]} end
+  end
+  return {'late', append(late, state)}
+end
+
+local function refuse()
+  if not state then return {'new', append(row, 'r')} end
+  if letter == 'r' and stored_at(positions[1], row) then return {'repeated', positions[1]} end
+  return {letter == 'r' and 'was_refused' or 'second_started_row', ''}
+end
+
+if action == 'started' then return start() end
+if action == 'refused' then return refuse() end
+return complete()

@@ -1,0 +1,165 @@
+"""The contract of an audit memory: an append-only store of rows, with "close once" inside.
+
+Every memory guarantees:
+
+* :meth:`AuditMemory.emit` returns when the row is durable to the degree the URL asks for, or
+  raises within its deadline;
+* the same row again is no error and no second row, so an emit whose reply was lost is simply
+  done again;
+* per request_id at most one started and at most one completed row, decided in one atomic step
+  whoever writes them; a rival completion is kept as ``skill.invoked_late`` (decision 4);
+* a completed row without its started row is refused, unless it closes as ``not_dispatched``:
+  then a tombstone refuses that started row for good (decision 5);
+* writers of different invocations never wait for each other in the client: no lock, no
+  read-modify-write, one round trip;
+* the stored bytes ARE the row.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from audit.row import AuditRow
+
+
+class Stored(StrEnum):
+    """What became of an emitted row."""
+
+    NEW = "new"
+    REPEATED = "repeated"
+    LATE = "late"
+
+
+class RowRefusal(StrEnum):
+    """Why a memory refuses a row (:class:`audit.errors.RowRefusedError`)."""
+
+    NO_STARTED_ROW = "no started row"
+    SECOND_STARTED_ROW = "a different started row is there"
+    TOMBSTONE = "closed as not dispatched before it arrived"
+    WAS_REFUSED = "the invocation was refused"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowFilter:
+    """Which rows to read; every part that is ``None`` lets all pass.
+
+    ``since`` (inclusive) and ``until`` (exclusive) are aware datetimes compared with the row's
+    ``ts``. ``skill_id``, ``outcome`` and ``caller_persona`` look at the row itself: a completed row
+    carries no persona, a started row no outcome.
+    """
+
+    tenant_id: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    kind: str | None = None
+    skill_id: str | None = None
+    outcome: str | None = None
+    caller_persona: str | None = None
+    trace_id: str | None = None
+    request_id: str | None = None
+    task_id: str | None = None
+
+    def matches(self, row: AuditRow) -> bool:
+        """Whether ``row`` passes every part."""
+        return self._in_time(row) and all(
+            wanted is None or wanted == found for wanted, found in self._pairs(row)
+        )
+
+    def _pairs(self, row: AuditRow) -> Iterator[tuple[str | None, Any]]:
+        payload = row.payload
+        yield self.kind, row.kind
+        yield self.tenant_id, payload.get("tenant_id")
+        yield self.skill_id, payload.get("skill_id")
+        yield self.outcome, payload.get("outcome")
+        yield self.caller_persona, payload.get("caller_persona")
+        yield self.trace_id, payload.get("trace_id")
+        yield self.request_id, payload.get("request_id")
+        yield self.task_id, row.meta.get("task_id")
+
+    def _in_time(self, row: AuditRow) -> bool:
+        if self.since is None and self.until is None:
+            return True
+        moment = datetime.fromisoformat(row.ts)
+        return (self.since is None or self.since <= moment) and (
+            self.until is None or moment < self.until
+        )
+
+
+class AuditMemory(ABC):
+    """An append-only store of rows."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Reach the store and judge it.
+
+        Raises:
+            MemoryUnavailableError: it does not answer within the deadline.
+            MemoryUnsuitableError: it answers, but could lose or evict rows.
+        """
+
+    @abstractmethod
+    def emit(self, row: AuditRow) -> Stored:
+        """Make ``row`` durable.
+
+        Raises:
+            MemoryUnavailableError: the store did not take it within the deadline. Whether the row
+                landed all the same is unknown; emitting it again is safe.
+            MemoryUnsuitableError: the store could lose or evict rows.
+            RowRefusedError: the row would break the once-ness or order of its invocation.
+        """
+
+    @abstractmethod
+    def running(self, tenant_id: str | None = None) -> Iterator[AuditRow]:
+        """Started rows without a completed one, oldest first per tenant.
+
+        Takes time proportional to their number, not to the history.
+        """
+
+    @abstractmethod
+    def select(self, wanted: RowFilter) -> Iterator[AuditRow]:
+        """Rows that pass ``wanted`` in stored order, read in pages: memory use stays flat."""
+
+    @abstractmethod
+    def follow(self, wanted: RowFilter, *, poll: float = 0.2) -> Iterator[AuditRow | None]:
+        """Rows that pass ``wanted`` as they arrive from now on, without end.
+
+        Yields ``None`` whenever ``poll`` seconds went by without a row, so that a caller can stop.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the connections back. The memory opens new ones if it is used again."""
+
+    def rows(
+        self,
+        tenant_id: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        kind: str | None = None,
+        skill_id: str | None = None,
+        outcome: str | None = None,
+        caller_persona: str | None = None,
+        trace_id: str | None = None,
+        request_id: str | None = None,
+        task_id: str | None = None,
+    ) -> Iterator[AuditRow]:
+        """Rows that pass every given part (see :class:`RowFilter`), oldest first."""
+        return self.select(
+            RowFilter(
+                tenant_id=tenant_id,
+                since=since,
+                until=until,
+                kind=kind,
+                skill_id=skill_id,
+                outcome=outcome,
+                caller_persona=caller_persona,
+                trace_id=trace_id,
+                request_id=request_id,
+                task_id=task_id,
+            )
+        )

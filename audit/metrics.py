@@ -1,0 +1,61 @@
+"""Every instrument in one place (S1.11).
+
+Instruments come from the OpenTelemetry API: without an SDK they cost next to nothing, and they
+begin to count as soon as a process sets a MeterProvider. Nothing that must hold rides on them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from opentelemetry import metrics
+
+Stage = Literal["start", "completed"]
+
+#: Bucket bounds in milliseconds; the budget of an emit is 50.
+_EMIT_BOUNDS: Final = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2000)
+_DURATION_BOUNDS: Final = (1, 5, 10, 50, 100, 500, 1000, 5000, 10_000, 60_000, 600_000, 3_600_000)
+
+_meter = metrics.get_meter("audit")
+
+# No unit: through Prometheus "ms" would be spelled a second time, as ..._ms_milliseconds.
+_invoked = _meter.create_counter(
+    "skill_invoked_total", description="Invocations that ended, by skill and outcome"
+)
+_invoked_duration = _meter.create_histogram(
+    "skill_invoked_duration_ms",
+    description="How long skills ran, in milliseconds",
+    explicit_bucket_boundaries_advisory=_DURATION_BOUNDS,
+)
+_emit_failures = _meter.create_counter(
+    "skill_audit_emit_failures_total", description="Rows the memory did not take (sev-1)"
+)
+_emit_duration = _meter.create_histogram(
+    "skill_audit_emit_duration_ms",
+    description="How long one emit took, in milliseconds; the budget is 50 at the 95th percentile",
+    explicit_bucket_boundaries_advisory=_EMIT_BOUNDS,
+)
+_refused = _meter.create_counter(
+    "skill_invoked_refused_total", description="Invocations that were not allowed to start"
+)
+
+
+def skill_invoked(skill_id: str, outcome: str, duration_ms: int) -> None:
+    """One invocation ended."""
+    _invoked.add(1, {"skill_id": skill_id, "outcome": outcome})
+    _invoked_duration.record(duration_ms, {"skill_id": skill_id})
+
+
+def skill_refused(skill_id: str, reason: str) -> None:
+    """One invocation was not allowed to start."""
+    _refused.add(1, {"skill_id": skill_id, "reason": reason})
+
+
+def emit_failed(stage: Stage) -> None:
+    """The memory did not take a row: sev-1."""
+    _emit_failures.add(1, {"stage": stage})
+
+
+def emit_took(stage: Stage, milliseconds: float) -> None:
+    """One emit took so long, failed or not."""
+    _emit_duration.record(milliseconds, {"stage": stage})

@@ -1,0 +1,91 @@
+"""The ``audit_*`` settings: names, environment variables, defaults, and what makes one unusable.
+
+A setting is a Celery setting (``celeryconfig.py``); where it has an environment variable, that
+wins, as Celery's own ``CELERY_BROKER_URL`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from audit.errors import SettingsError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditSettings:
+    """The settings of one host.
+
+    Attributes:
+        memory_url: where the rows go, see :func:`audit.open_memory`.
+        emit_timeout: seconds one emit may take in all, retries included (decision 13).
+        error_message: ``"masked"`` keeps type and masked text, ``"type"`` the type alone.
+        instrument: whether the host instruments Celery with OpenTelemetry by itself.
+    """
+
+    memory_url: str = "redis://127.0.0.1:6379/1"
+    emit_timeout: float = 2.0
+    error_message: str = "masked"
+    instrument: bool = True
+
+    @classmethod
+    def read(cls, conf: Mapping[str, Any], environ: Mapping[str, str]) -> AuditSettings:
+        """The settings from a Celery configuration and the environment.
+
+        Raises:
+            SettingsError: a value cannot be used; the text names the setting and what it takes.
+        """
+        values: dict[str, Any] = {}
+        for name, (variable, parse) in _SETTINGS.items():
+            raw = environ.get(variable) or conf.get(f"audit_{name}")
+            if raw is not None:
+                values[name] = _parsed(name, variable, raw, parse)
+        return cls(**values)
+
+
+def _parsed(name: str, variable: str, raw: object, parse: Callable[[object], Any]) -> Any:
+    try:
+        return parse(raw)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"audit_{name} (or {variable}): {error}") from None
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, str) or not raw.strip():
+        raise ValueError(f"takes text, got {type(raw).__name__}")
+    return raw.strip()
+
+
+def _seconds(raw: object) -> float:
+    try:
+        seconds = float(raw)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0.01 <= seconds <= 3600:
+        raise ValueError("takes seconds between 0.01 and 3600")
+    return seconds
+
+
+def _flag(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and raw.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if isinstance(raw, str) and raw.lower() in {"0", "false", "no", "off"}:
+        return False
+    raise ValueError("takes true or false")
+
+
+def _detail(raw: object) -> str:
+    if raw not in ("masked", "type"):
+        raise ValueError('takes "masked" or "type"')
+    return str(raw)
+
+
+_SETTINGS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
+    "memory_url": ("AUDIT_MEMORY_URL", _text),
+    "emit_timeout": ("AUDIT_EMIT_TIMEOUT", _seconds),
+    "error_message": ("AUDIT_ERROR_MESSAGE", _detail),
+    "instrument": ("AUDIT_INSTRUMENT", _flag),
+}

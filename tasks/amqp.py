@@ -1,0 +1,147 @@
+"""Context in, values out, at every publish.
+
+Every way to publish in Celery ends in ``amqp.as_task_v2`` and ``amqp.send_task_message``, whether
+an application, a canvas, a retry or Celery itself publishes. So this is where the context goes
+into the message (decision 16), and where hashes take the place of argument reprs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from celery.app.amqp import AMQP
+from opentelemetry import trace
+
+from audit.canonical import digest
+from audit.context import (
+    CONTEXT_HEADERS,
+    InvocationContext,
+    Trace,
+)
+from audit.errors import (
+    CanonicalizationError,
+    InvalidInvocationContext,
+    MissingInvocationContext,
+    SkillDefinitionError,
+)
+from tasks.caller import REQUEST_ID_HEADER, publishing_context
+from tasks.task import SkillTask
+
+#: Headers that say what is executed; Celery would let a caller's headers replace them.
+PROTOCOL_HEADERS: Final = ("id", "task")
+
+
+class SkillAMQP(AMQP):  # type: ignore[misc]
+    """Celery's AMQP with the invocation context in every message."""
+
+    def as_task_v2(
+        self,
+        task_id: str,
+        name: str,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        """Build a message whose argument reprs are hashes.
+
+        Raises:
+            CanonicalizationError: an argument of a skill has no canonical form; nothing is sent.
+            SkillArgumentsError: the arguments do not fit the skill; nothing is sent.
+            SkillDefinitionError: an errback is a skill that takes more than one argument.
+        """
+        task = self.app.tasks.get(name)
+        if isinstance(task, SkillTask):
+            options.update(_reprs(task.args_hash(args or (), kwargs or {})))
+        elif task is None:
+            options.update(_reprs(_hash_as_sent(args, kwargs)))
+        message = super().as_task_v2(task_id, name, args, kwargs, *rest, **options)
+        for errback in message.body[2]["errbacks"] or ():
+            self._check_errback(errback)
+        return message
+
+    def _check_errback(self, errback: Any) -> None:
+        """Celery runs an errback of several arguments inline, on values that are no JSON."""
+        task = self.app.tasks.get(errback.get("task")) if isinstance(errback, Mapping) else None
+        if isinstance(task, SkillTask) and not task.fits_errback(errback):
+            raise SkillDefinitionError(
+                f"skill {task.name} cannot be an errback: it must take exactly one argument, the"
+                " id of the failed task"
+            )
+
+    def _create_task_sender(self) -> Callable[..., Any]:
+        send = super()._create_task_sender()
+
+        def send_task_message(
+            producer: Any,
+            name: str,
+            message: Any,
+            *rest: Any,
+            headers: Mapping[str, Any] | None = None,
+            **options: Any,
+        ) -> Any:
+            merged, place = self._headers(message.headers, headers or {})
+            message = message._replace(headers=merged)
+            if place is None:
+                return send(producer, name, message, *rest, **options)
+            with trace.use_span(place.span(), end_on_exit=False):
+                return send(producer, name, message, *rest, **options)
+
+        return send_task_message
+
+    def _headers(
+        self, own: Mapping[str, Any], extra: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Trace | None]:
+        """The message's headers, and the place in a trace to be made current for publishing."""
+        for name in PROTOCOL_HEADERS:
+            if extra.get(name, own.get(name)) != own.get(name):
+                raise InvalidInvocationContext(
+                    f"a header may not replace the message's own {name!r}: leave it out of headers="
+                )
+        merged = {**own, **extra}
+        merged.pop(REQUEST_ID_HEADER, None)
+        context = publishing_context() or _explicit(merged)
+        if context is None:
+            if isinstance(self.app.tasks.get(own["task"]), SkillTask):
+                raise MissingInvocationContext
+            return merged, None
+        place, inherited = _place(context)
+        merged = {k: v for k, v in merged.items() if k not in CONTEXT_HEADERS}
+        return {**merged, **context.in_trace(place).headers()}, place if inherited else None
+
+
+def _explicit(headers: Mapping[str, Any]) -> InvocationContext | None:
+    """The context that ``headers=`` names itself, as an entry of a beat schedule does."""
+    try:
+        return InvocationContext.from_headers(headers)
+    except MissingInvocationContext:
+        return None
+
+
+def _place(context: InvocationContext) -> tuple[Trace, bool]:
+    """The place in the trace that is published from, and whether only the context knows it.
+
+    The current span goes before the place the invocation has in its trace, but never into another
+    trace: whatever spans a worker makes, rows stay in the caller's. A fresh trace is not made
+    current: where an SDK is set up, its own root span (which its sampler decides on) goes into the
+    message instead.
+    """
+    current = Trace.current()
+    if context.trace is None:
+        return current or Trace.fresh(), False
+    if current is not None and current.trace_id == context.trace.trace_id:
+        return current, False
+    return context.trace, True
+
+
+def _reprs(hashed: str) -> dict[str, str]:
+    return {"argsrepr": f"sha256:{hashed}", "kwargsrepr": f"sha256:{hashed}"}
+
+
+def _hash_as_sent(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> str:
+    """The hash of arguments whose skill, if it is one, this process does not know."""
+    try:
+        return digest({"args": list(args or ()), "kwargs": dict(kwargs or {})})
+    except CanonicalizationError:
+        return "no-canonical-form"

@@ -1,0 +1,107 @@
+"""The skill host: a Celery app whose skills are audited.
+
+:class:`SkillHost` wires the parts into an app of its own, :meth:`SkillHost.adopt` into one that
+exists. Celery's built-in tasks and an application's plain tasks stay plain: only what the
+:func:`skill` decorator declares is audited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from celery import Celery
+
+from audit.errors import SkillDefinitionError
+from tasks import telemetry
+from tasks.runtime import runtime_of
+from tasks.task import SkillTask
+from tasks.worker import AuditStep
+
+AMQP: Final = "tasks.amqp:SkillAMQP"
+
+App = TypeVar("App", bound=Celery)
+
+
+class SkillHost(Celery):  # type: ignore[misc]
+    """A Celery app with everything a skill needs."""
+
+    amqp_cls = AMQP
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _wire(self)
+
+    def skill(self, skill_id: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+        """As :func:`skill`, in this app."""
+        return skill(skill_id, app=self, **options)
+
+    @staticmethod
+    def adopt(app: App) -> App:
+        """Make an existing Celery app a host of skills; its plain tasks stay plain.
+
+        Call it where the app is made, before anything is published: the messages' headers are
+        written by the app's AMQP class, which is replaced here.
+
+        Raises:
+            SkillDefinitionError: the app has an AMQP class of its own.
+        """
+        if app.amqp_cls not in ("celery.app.amqp:AMQP", AMQP):
+            raise SkillDefinitionError(
+                f"the app has an AMQP class of its own ({app.amqp_cls}): derive it from {AMQP}"
+            )
+        app.amqp_cls = AMQP
+        app.__dict__.pop("amqp", None)
+        _wire(app)
+        return app
+
+
+def _wire(app: Celery) -> None:
+    runtime_of(app)
+    app.steps["worker"].add(AuditStep)
+    app.on_after_configure.connect(_on_configured, weak=False)
+
+
+def _on_configured(sender: Celery, **_: Any) -> None:
+    """Celery has read the configuration: judge it, and instrument the process."""
+    if sender.conf.task_protocol != 2:
+        raise SkillDefinitionError(
+            f"task_protocol must be 2, it is {sender.conf.task_protocol}: protocol 1 has no"
+            " headers to carry the caller"
+        )
+    if runtime_of(sender).settings.instrument:
+        telemetry.instrument()
+
+
+def skill(
+    skill_id: str,
+    *,
+    version: str = "",
+    app: Celery | None = None,
+    base: type[SkillTask] = SkillTask,
+    **options: Any,
+) -> Callable[[Callable[..., Any]], Any]:
+    """Declare a function as a skill.
+
+    Args:
+        skill_id: the Celery name of the task, e.g. ``"obs.triage-alert"``.
+        version: the skill's version, e.g. ``"1.0.0"``.
+        app: the app it belongs to; without one, the host's own ``tasks.app``.
+        base: a subclass of :class:`SkillTask`.
+        options: Celery's task options (``bind``, ``acks_late``, ``soft_time_limit``, ...).
+
+    Raises:
+        SkillDefinitionError: id, version or an option cannot be used; the text says why.
+    """
+    if not (isinstance(base, type) and issubclass(base, SkillTask)):
+        raise SkillDefinitionError(f"skill {skill_id!r}: base must be a subclass of SkillTask")
+    if "name" in options:
+        raise SkillDefinitionError(f"skill {skill_id!r}: its id is its name, leave out name=")
+    SkillTask.check_declaration(skill_id, version)
+    if app is None:
+        raise SkillDefinitionError(f"skill {skill_id!r}: say in which app, with app=")
+    if app.amqp_cls != AMQP:
+        raise SkillDefinitionError(
+            f"skill {skill_id!r}: its app is no skill host, call SkillHost.adopt(app) first"
+        )
+    return app.task(name=skill_id, base=base, version=version, **options)  # type: ignore[no-any-return]

@@ -1,0 +1,320 @@
+"""What happens to an invocation in the process that runs the skill's body.
+
+``before_start`` makes the started row durable, or the body does not run. ``__call__`` runs the body,
+times it, and closes the invocation there and then: Celery publishes the result and the next link
+of a chain before it calls ``after_return``, and nothing of an invocation may be seen before its
+completed row is on record. ``after_return`` and ``on_failure`` are the net for what ``__call__``
+never saw (a soft time limit that strikes between the started row and the body).
+
+See ``docs/decisions/0003-close-in-call.md``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from inspect import Parameter
+from typing import Any, Final
+
+from celery import Task
+from celery._state import _task_stack
+
+from audit.canonical import arguments_by_name, digest
+from audit.context import InvocationContext, Trace, enter, leave
+from audit.errors import (
+    CanonicalizationError,
+    InvalidInvocationContext,
+    MissingInvocationContext,
+    NotStartedError,
+    SkillArgumentsError,
+    SkillDefinitionError,
+)
+from audit.invocation import Invocation, State, new_request_id
+from audit.row import NIL_TENANT, Ending, Identity, Reason, Refusal
+from tasks.caller import (
+    CHILD_STATE,
+    REQUEST_ID_HEADER,
+    ChildState,
+    child_state,
+    context_headers,
+    publishing_context,
+)
+from tasks.coroutine import run_to_its_end
+from tasks.endings import ending_of, soft_limits
+from tasks.runtime import SkillRuntime, runtime_of
+
+SKILL_ID: Final = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
+VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+-]{0,99}")
+
+_REFUSALS: Final[Mapping[type[Exception], Refusal]] = {
+    MissingInvocationContext: Refusal.MISSING_CONTEXT,
+    InvalidInvocationContext: Refusal.INVALID_CONTEXT,
+    SkillArgumentsError: Refusal.BAD_ARGUMENTS,
+    CanonicalizationError: Refusal.UNCANONICAL_ARGUMENTS,
+}
+
+
+class SkillTask(Task):  # type: ignore[misc]
+    """A Celery task whose every invocation leaves two rows.
+
+    Attributes:
+        version: the skill's version, e.g. ``"1.0.0"``; a skill without one cannot be declared.
+    """
+
+    abstract = True
+    Request = "tasks.request:SkillRequest"
+    version: str = ""
+
+    # --- declaration --------------------------------------------------------------------------
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Called by Celery when it makes the task: refuses one that could not be audited."""
+        cls.check_declaration(cls.name, cls.version)
+        super().on_bound(app)
+
+    @staticmethod
+    def check_declaration(skill_id: object, version: object) -> None:
+        """Refuse a declaration that could not be audited.
+
+        Raises:
+            SkillDefinitionError: the id or the version cannot be used.
+        """
+        if not isinstance(skill_id, str) or len(skill_id) > 200 or not SKILL_ID.fullmatch(skill_id):
+            raise SkillDefinitionError(
+                f"skill id {skill_id!r} must be words of a-z and 0-9 joined by . _ or -, like"
+                " 'obs.triage-alert', at most 200 characters"
+            )
+        if not isinstance(version, str) or not VERSION.fullmatch(version):
+            raise SkillDefinitionError(
+                f"skill {skill_id} needs a version, like version='1.0.0'; got {version!r}"
+            )
+
+    @cached_property
+    def parameters(self) -> inspect.Signature:
+        """The signature of the body, without ``self``."""
+        return inspect.signature(self.run)
+
+    def args_hash(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """SHA-256 of the arguments by name (decision 6).
+
+        Raises:
+            SkillArgumentsError: they do not fit the signature.
+            CanonicalizationError: a value has no canonical form.
+        """
+        return digest(arguments_by_name(self.parameters, args, kwargs))
+
+    def fits_errback(self, errback: Mapping[str, Any]) -> bool:
+        """Whether Celery would publish this skill as an errback, and not call it inline.
+
+        It publishes an errback that takes one argument more than the signature brings along.
+        """
+        kinds = [parameter.kind for parameter in self.parameters.parameters.values()]
+        positional = sum(
+            kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
+        )
+        brought = len(errback.get("args") or ()) + len(errback.get("kwargs") or {})
+        return Parameter.VAR_POSITIONAL not in kinds and positional - brought <= 1
+
+    # --- the life of an invocation ------------------------------------------------------------
+
+    def before_start(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Called by Celery's tracer before the body: the gate.
+
+        Raises:
+            AuditEmitFailed: the started row is not durable (503).
+            MissingInvocationContext, InvalidInvocationContext, SkillArgumentsError,
+            CanonicalizationError: the invocation is refused.
+        """
+        super().before_start(task_id, args, kwargs)
+        request = self.request_stack.top
+        self._start(
+            request, args, kwargs, lambda: InvocationContext.from_headers(context_headers(request))
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Called by the tracer after ``before_start``, or by anyone as a plain function."""
+        request = self.request_stack.top
+        if request is None or request.called_directly:
+            return self._call_directly(args, kwargs)
+        state = child_state(request)
+        if state is None or state.invocation.state in _NEVER_STARTED:
+            raise NotStartedError(
+                f"skill {self.name} was delivered without a started row: a before_start of its own"
+                " must call super().before_start(task_id, args, kwargs)"
+            )
+        if state.invocation.state is not State.STARTED:
+            return self._call_directly(args, kwargs)  # a body that calls its own skill
+        return self._perform(state, args, kwargs)
+
+    def on_failure(
+        self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        """Called by Celery when the task failed: closes what ``__call__`` never saw."""
+        self._close_what_is_open(exc, args, kwargs)
+        super().on_failure(exc, task_id, args, kwargs, einfo)
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        """Called by Celery last of all: closes what is open even now."""
+        self._close_what_is_open(retval, args, kwargs)
+        super().after_return(status, retval, task_id, args, kwargs, einfo)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Run eagerly. Without a caller this raises here, as publishing would.
+
+        Raises:
+            MissingInvocationContext: nobody said who calls and for which tenant.
+        """
+        headers = dict(kwargs.pop("headers", None) or {})
+        context = publishing_context() or InvocationContext.from_headers(headers)
+        return super().apply(*args, headers={**headers, **context.headers()}, **kwargs)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    @property
+    def _runtime(self) -> SkillRuntime:
+        return runtime_of(self.app)
+
+    def _call_directly(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A direct call is an invocation of its own; its caller sees every error as it is."""
+        context = publishing_context()
+        if context is None:
+            raise MissingInvocationContext
+        _task_stack.push(self)
+        self.push_request(args=args, kwargs=kwargs)
+        try:
+            state = self._start(self.request_stack.top, args, kwargs, lambda: context)
+            return self._perform(state, args, kwargs)
+        finally:
+            self.pop_request()
+            _task_stack.pop()
+
+    def _start(
+        self,
+        request: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        find: Callable[[], InvocationContext],
+    ) -> ChildState:
+        """From a received message to a durable started row."""
+        try:
+            context = find()
+            args_hash = self.args_hash(args, kwargs)
+        except tuple(_REFUSALS) as error:
+            self._refuse(request, find, error)
+            raise
+        place = context.trace or Trace.current() or Trace.fresh()
+        identity = self._identity(request, context.in_trace(place))
+        invocation = Invocation(identity, self._runtime.memory)
+        inherited = context.in_trace(place).published_by(identity.request_id)
+        state = vars(request)[CHILD_STATE] = ChildState(invocation, inherited)
+        invocation.start(args_hash)
+        return state
+
+    def _refuse(
+        self, request: Any, find: Callable[[], InvocationContext], error: Exception
+    ) -> None:
+        """Put on record that the invocation was not allowed to start."""
+        try:
+            context: InvocationContext | None = find()
+        except (MissingInvocationContext, InvalidInvocationContext):
+            context = None
+        refusal = next(word for kind, word in _REFUSALS.items() if isinstance(error, kind))
+        identity = self._identity(request, context)
+        Invocation(identity, self._runtime.memory).refuse(refusal, str(error))
+
+    def _identity(self, request: Any, context: InvocationContext | None) -> Identity:
+        """Who is executed for whom. What is executed is this task, whatever a header claims."""
+        delivery = request.delivery_info or {}
+        received = vars(request).get(REQUEST_ID_HEADER)
+        place = context.trace if context is not None else Trace.current()
+        return Identity(
+            request_id=received if isinstance(received, str) else new_request_id(),
+            skill_id=self.name,
+            version=self.version,
+            caller_persona=context.caller_persona if context is not None else "",
+            tenant_id=context.tenant_id if context is not None else NIL_TENANT,
+            trace_id=(place or Trace.fresh()).trace_id,
+            task_id=_text(request.id),
+            attempt=_attempt(request.retries),
+            redelivered=bool(delivery.get("redelivered")),
+            parent_request_id=context.parent_request_id if context is not None else None,
+            worker=self._runtime.worker_id,
+        )
+
+    def _perform(self, state: ChildState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the body and close the invocation, whatever leaves the body."""
+        invocation: Invocation = state.invocation
+        struck = soft_limits.watch()
+        token = enter(state.inherited)
+        try:
+            invocation.begin()
+            result = self._body(args, kwargs)
+            invocation.ended()
+        except BaseException as error:
+            invocation.ended()
+            invocation.close(self._ending(error, args, kwargs))
+            raise
+        finally:
+            leave(token)
+        swallowed = soft_limits.struck != struck
+        self._close_returned(invocation, result, args, kwargs, swallowed=swallowed)
+        return result
+
+    def _close_returned(
+        self, invocation: Invocation, result: Any, args: Any, kwargs: Any, *, swallowed: bool = False
+    ) -> None:
+        """Close a body that returned.
+
+        Raises:
+            CanonicalizationError: the result has no canonical form; the row says error (15).
+        """
+        try:
+            result_hash = digest(result)
+        except CanonicalizationError as error:
+            uncanonical = self._ending(error, args, kwargs, Reason.UNCANONICAL_RESULT)
+            invocation.close(uncanonical)
+            raise
+        reason = Reason.RETURNED_AFTER_SOFT_LIMIT if swallowed else Reason.RETURNED
+        invocation.close(Ending(reason=reason, result_hash=result_hash))
+
+    def _ending(
+        self, error: BaseException, args: Any, kwargs: Any, reason: Reason | None = None
+    ) -> Ending:
+        type_only = self._runtime.settings.error_message == "type"
+        return ending_of(error, (args, kwargs), type_only=type_only, reason=reason)
+
+    def _close_what_is_open(self, left: Any, args: Any, kwargs: Any) -> None:
+        request = self.request_stack.top
+        state = child_state(request)
+        if state is None or not state.invocation.open:
+            return
+        if isinstance(left, BaseException):
+            state.invocation.close(self._ending(left, args, kwargs))
+        else:
+            self._close_returned(state.invocation, left, args, kwargs)
+
+    def _body(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The bare body; an ``async def`` one is run to its end."""
+        result = self.run(*args, **kwargs)
+        if inspect.iscoroutine(result) and inspect.iscoroutinefunction(self.run):
+            return run_to_its_end(self, result)
+        return result
+
+
+_NEVER_STARTED: Final = (State.RECEIVED, State.REFUSED, State.NOT_STARTED)
+
+
+def _text(task_id: Any) -> str | None:
+    """A task id as a row can keep it: a foreign publisher may have put anything there."""
+    if task_id is None:
+        return None
+    return str(task_id).encode("ascii", "backslashreplace").decode()[:255]
+
+
+def _attempt(retries: Any) -> int:
+    return retries if type(retries) is int and retries >= 0 else 0

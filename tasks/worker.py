@@ -1,0 +1,41 @@
+"""The worker's bootstep: what a worker does before it takes its first message."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from celery import bootsteps
+
+from audit.errors import AuditMemoryError, MemoryUnavailableError, SettingsError
+from tasks import telemetry
+from tasks.runtime import runtime_of
+
+logger: Final = logging.getLogger("audit")
+
+
+class AuditStep(bootsteps.Step):  # type: ignore[misc]
+    """Gives the worker its id, judges the memory, and prepares telemetry.
+
+    A memory that could lose or evict rows stops the worker. One that does not answer does not: it
+    may be back soon, and until then every invocation is refused.
+    """
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        runtime = runtime_of(parent.app)
+        runtime.boot_worker()
+        telemetry.connect(pool_forks="prefork" in parent.pool_cls.__module__)
+        try:
+            runtime.memory.check()
+        except MemoryUnavailableError as error:
+            logger.critical(
+                "the audit memory is out of reach, every skill is refused until it is back: %s",
+                error,
+                extra={"severity": "sev-1"},
+            )
+        except (AuditMemoryError, SettingsError) as error:
+            raise SystemExit(f"This worker does not start: {error}") from error
+        finally:
+            # A pool child opens connections of its own; this process needs none yet.
+            runtime.memory.close()
