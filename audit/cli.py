@@ -1,8 +1,8 @@
 """``celery -A tasks audit ...``: what the audit memory holds, on a terminal or in a pipe.
 
 Parse and print, nothing else. The Celery application arrives in ``ctx.obj``, where Celery's own
-command line puts it. Standard output holds rows and nothing else; with ``--json`` they are the very
-bytes that are stored, one row a line. All that is to be said beside goes to standard error.
+command line puts it. With ``--json`` standard output holds the very bytes that are stored, one row
+a line, and nothing else; whatever is to be said beside the rows goes to standard error.
 
 Exit status: 0 fine, 1 the answer is bad news, 2 wrong usage.
 """
@@ -70,9 +70,7 @@ def parse_tenant(text: str) -> str:
     try:
         return str(UUID(text))
     except ValueError:
-        raise ValueError(
-            f"{text!r} is no UUID like 550e8400-e29b-41d4-a716-446655440000"
-        ) from None
+        raise ValueError(f"{text!r} is no UUID like 550e8400-e29b-41d4-a716-446655440000") from None
 
 
 def parse_moment(text: str, now: datetime) -> datetime:
@@ -224,7 +222,7 @@ def running(ctx: click.Context, tenant_id: str | None, as_json: bool) -> None:
 )
 @_as_json
 @click.pass_context
-def list_(ctx: click.Context, limit: int, as_json: bool, **parts: Any) -> None:
+def list_(ctx: click.Context, /, limit: int, as_json: bool, **parts: Any) -> None:
     """List rows, oldest first.
 
     \b
@@ -269,7 +267,7 @@ def show(ctx: click.Context, request_id: str, as_json: bool) -> None:
 )
 @_as_json
 @click.pass_context
-def tail(ctx: click.Context, last: int, as_json: bool, **parts: Any) -> None:
+def tail(ctx: click.Context, /, last: int, as_json: bool, **parts: Any) -> None:
     """Print the last rows, then each new one as it arrives, until Ctrl-C.
 
     \b

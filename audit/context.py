@@ -132,9 +132,7 @@ class InvocationContext:
         put(self, "trace", trace)
 
     @classmethod
-    def from_otel_context(
-        cls, caller_persona: str, tenant_id: UUID | str
-    ) -> InvocationContext:
+    def from_otel_context(cls, caller_persona: str, tenant_id: UUID | str) -> InvocationContext:
         """The context in OpenTelemetry's current trace, or in a fresh one where there is none."""
         return cls(caller_persona, tenant_id, trace=Trace.current() or Trace.fresh())
 
@@ -201,9 +199,7 @@ def find_context() -> InvocationContext | None:
 
 
 @contextmanager
-def acting_as(
-    caller_persona: str, tenant_id: UUID | str
-) -> Iterator[InvocationContext]:
+def acting_as(caller_persona: str, tenant_id: UUID | str) -> Iterator[InvocationContext]:
     """Call skills as ``caller_persona`` for ``tenant_id`` inside the block.
 
     Inside a running skill the new caller keeps the invocation's trace and parent: whoever it acts
@@ -216,8 +212,8 @@ def acting_as(
     context = InvocationContext(
         caller_persona,
         tenant_id,
-        parent_request_id=outer and outer.parent_request_id,
-        trace=outer and outer.trace,
+        parent_request_id=outer.parent_request_id if outer is not None else None,
+        trace=outer.trace if outer is not None else None,
     )
     with using(context):
         yield context

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-
 _NO_CALLER: Final = (
     "no caller persona and tenant: publish inside `with acting_as(persona, tenant_id=...)`, or give"
     ' a beat entry options={"headers": InvocationContext(persona, tenant_id).headers()}'

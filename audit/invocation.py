@@ -212,7 +212,8 @@ class Invocation:
     def _emit(self, row: AuditRow, stage: metrics.Stage) -> BaseException | None:
         """Emit ``row``, again when a signal interrupts; gives back the interruption."""
         interrupt: BaseException | None = None
-        for _ in range(INTERRUPTIONS):
+        tries = 0
+        while True:
             began = self._clock()
             try:
                 self._note(self._memory.emit(row), row)
@@ -220,11 +221,12 @@ class Invocation:
             except AuditMemoryError:
                 raise
             except BaseException as error:  # whatever a signal handler raises in here
+                tries += 1
+                if tries == INTERRUPTIONS:
+                    raise
                 interrupt = error
             finally:
                 metrics.emit_took(stage, (self._clock() - began) * 1000)
-        assert interrupt is not None
-        raise interrupt
 
     def _note(self, stored: Stored, row: AuditRow) -> None:
         if stored is Stored.LATE:

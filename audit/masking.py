@@ -76,9 +76,10 @@ def mask(text: str, values: Iterable[object]) -> str:
 
     A mapping given as ``values`` (arguments by name) stands for its values: names are no secrets.
     """
-    seen = str.__str__(text)[:WORKING_LENGTH]
-    end = len(seen) if len(seen) == len(text) else len(seen) - _MARGIN
-    return _covered(seen[:end], _hidden(seen, _given(values)))
+    whole = str.__str__(text)
+    seen = whole[:WORKING_LENGTH]
+    kept = seen if seen == whole else seen[:-_MARGIN]
+    return _covered(kept, _hidden(seen, _given(values)))
 
 
 def error_message(
@@ -155,9 +156,9 @@ def _meaning(match: re.Match[str]) -> str:
     return chr(code) if code <= 0x10FFFF else "\ufffd"
 
 
-# The search. A character is hidden when it lies in a window, as long as a short value or as a piece,
-# that a value contains. A text has few windows and they are known beforehand, so that each step
-# through a value costs a look into a set, however large or repetitive the value is.
+# The search. A character is hidden when it lies in a window of the text, as long as a short value or
+# as a piece, that a value contains. A text has few windows and they are known beforehand, so that
+# each step through a value costs a look into a set, however large or repetitive the value is.
 
 
 def _hidden(text: str, values: Iterable[object]) -> bytearray:

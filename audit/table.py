@@ -103,6 +103,7 @@ class Table:
         widths = fitting([column.width for column in self._columns], self._console.width)
         # Text is never parsed for markup, and soft_wrap keeps rich from folding what fits.
         line = Text(_GAP).join(map(_cut, cells, widths))
+        line.rstrip()
         with self._console.capture() as captured:
             self._console.print(line, soft_wrap=True, end="")
         return captured.get()
@@ -174,7 +175,7 @@ def _text(value: object) -> str:
 
 def _seconds(ts: object) -> str:
     """RFC 3339 without the fraction: what ``--since`` takes to begin at this very row."""
-    return str(ts).partition(".")[0] + "Z"
+    return f"{str(ts)[:19]}Z"
 
 
 def _duration(row: AuditRow) -> object:

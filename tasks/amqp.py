@@ -32,7 +32,7 @@ from tasks.task import SkillTask
 PROTOCOL_HEADERS: Final = ("id", "task")
 
 
-class SkillAMQP(AMQP):  # type: ignore[misc]
+class SkillAMQP(AMQP):
     """Celery's AMQP with the invocation context in every message."""
 
     def as_task_v2(

@@ -44,9 +44,7 @@ def ending_of(
     reason = reason or next(found for kind, found in REASONS if isinstance(error, kind))
     if reason is Reason.IGNORED:
         return Ending(reason=reason)
-    return Ending(
-        reason=reason, error_message=error_message(error, values, type_only=type_only)
-    )
+    return Ending(reason=reason, error_message=error_message(error, values, type_only=type_only))
 
 
 class SoftLimitWatch:

@@ -11,19 +11,21 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from celery import Celery
+from kombu.utils.imports import symbol_by_name
 
 from audit.errors import SkillDefinitionError
 from tasks import telemetry
+from tasks.amqp import SkillAMQP
 from tasks.runtime import runtime_of
 from tasks.task import SkillTask
 from tasks.worker import AuditStep
 
-AMQP: Final = "tasks.amqp:SkillAMQP"
+AMQP: Final = f"{SkillAMQP.__module__}:{SkillAMQP.__name__}"
 
 App = TypeVar("App", bound=Celery)
 
 
-class SkillHost(Celery):  # type: ignore[misc]
+class SkillHost(Celery):
     """A Celery app with everything a skill needs."""
 
     amqp_cls = AMQP
@@ -46,14 +48,20 @@ class SkillHost(Celery):  # type: ignore[misc]
         Raises:
             SkillDefinitionError: the app has an AMQP class of its own.
         """
-        if app.amqp_cls not in ("celery.app.amqp:AMQP", AMQP):
-            raise SkillDefinitionError(
-                f"the app has an AMQP class of its own ({app.amqp_cls}): derive it from {AMQP}"
-            )
-        app.amqp_cls = AMQP
-        app.__dict__.pop("amqp", None)
+        if not _is_host(app):
+            if app.amqp_cls != Celery.amqp_cls:
+                raise SkillDefinitionError(
+                    f"the app has an AMQP class of its own, {app.amqp_cls}: derive it from {AMQP}"
+                )
+            app.amqp_cls = AMQP
+            app.__dict__.pop("amqp", None)
         _wire(app)
         return app
+
+
+def _is_host(app: Celery) -> bool:
+    """Whether the app's messages carry the caller; its AMQP class may derive from ours."""
+    return issubclass(symbol_by_name(app.amqp_cls), SkillAMQP)
 
 
 def _wire(app: Celery) -> None:
@@ -93,15 +101,17 @@ def skill(
     Raises:
         SkillDefinitionError: id, version or an option cannot be used; the text says why.
     """
-    if not (isinstance(base, type) and issubclass(base, SkillTask)):
+    if not issubclass(base, SkillTask):
         raise SkillDefinitionError(f"skill {skill_id!r}: base must be a subclass of SkillTask")
     if "name" in options:
         raise SkillDefinitionError(f"skill {skill_id!r}: its id is its name, leave out name=")
     SkillTask.check_declaration(skill_id, version)
     if app is None:
         raise SkillDefinitionError(f"skill {skill_id!r}: say in which app, with app=")
-    if app.amqp_cls != AMQP:
+    if not _is_host(app):
         raise SkillDefinitionError(
             f"skill {skill_id!r}: its app is no skill host, call SkillHost.adopt(app) first"
         )
+    # Celery would share the task with every app of the process, hosts or not.
+    options.setdefault("shared", False)
     return app.task(name=skill_id, base=base, version=version, **options)  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from audit.invocation import new_request_id
 from tasks.caller import REQUEST_ID_HEADER
 
 
-class SkillRequest(Request):  # type: ignore[misc]
+class SkillRequest(Request):
     """One delivery of one message: the place where the request_id is made.
 
     It goes to the pool child in the request's headers, so that both processes know it, and always

@@ -1,10 +1,10 @@
 """What happens to an invocation in the process that runs the skill's body.
 
-``before_start`` makes the started row durable, or the body does not run. ``__call__`` runs the body,
-times it, and closes the invocation there and then: Celery publishes the result and the next link
-of a chain before it calls ``after_return``, and nothing of an invocation may be seen before its
-completed row is on record. ``after_return`` and ``on_failure`` are the net for what ``__call__``
-never saw (a soft time limit that strikes between the started row and the body).
+``before_start`` makes the started row durable, or the body does not run. ``__call__`` runs the
+body, times it, and closes the invocation there and then: Celery publishes the result and the next
+link of a chain before it calls ``after_return``, and nothing of an invocation may be seen before
+its completed row is on record. ``after_return`` and ``on_failure`` are the net for what
+``__call__`` never saw (a soft time limit that strikes between the started row and the body).
 
 See ``docs/decisions/0003-close-in-call.md``.
 """
@@ -56,7 +56,7 @@ _REFUSALS: Final[Mapping[type[Exception], Refusal]] = {
 }
 
 
-class SkillTask(Task):  # type: ignore[misc]
+class SkillTask(Task):
     """A Celery task whose every invocation leaves two rows.
 
     Attributes:
@@ -266,7 +266,13 @@ class SkillTask(Task):  # type: ignore[misc]
         return result
 
     def _close_returned(
-        self, invocation: Invocation, result: Any, args: Any, kwargs: Any, *, swallowed: bool = False
+        self,
+        invocation: Invocation,
+        result: Any,
+        args: Any,
+        kwargs: Any,
+        *,
+        swallowed: bool = False,
     ) -> None:
         """Close a body that returned.
 

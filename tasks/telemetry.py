@@ -58,7 +58,9 @@ def set_up(environ: Mapping[str, str] = os.environ) -> None:
             resource=resource,
             shutdown_on_exit=False,
             # The instrumentor's histogram bears the name of one of Flower's own metrics.
-            views=[View(instrument_name="flower.task.runtime.seconds", aggregation=DropAggregation())],
+            views=[
+                View(instrument_name="flower.task.runtime.seconds", aggregation=DropAggregation())
+            ],
         )
         metrics.set_meter_provider(meters)
         _providers.append(meters)

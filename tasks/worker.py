@@ -14,7 +14,7 @@ from tasks.runtime import runtime_of
 logger: Final = logging.getLogger("audit")
 
 
-class AuditStep(bootsteps.Step):  # type: ignore[misc]
+class AuditStep(bootsteps.Step):
     """Gives the worker its id, judges the memory, and prepares telemetry.
 
     A memory that could lose or evict rows stops the worker. One that does not answer does not: it

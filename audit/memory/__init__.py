@@ -23,7 +23,7 @@ def open_memory(url: str, *, timeout: float = 2.0) -> AuditMemory:
     Raises:
         MemoryUrlError: no memory is known by that scheme, or a part of the URL is malformed.
     """
-    scheme = urlsplit(url).scheme if isinstance(url, str) else ""
+    scheme = urlsplit(url).scheme
     if scheme in _REDIS_SCHEMES:
         # Imported here, so that an application pays only for the store it uses.
         from audit.memory.redis import RedisMemory

@@ -1,0 +1,1 @@
+"""The tests: `unit` mirrors the source, `integration` drives real programs."""

@@ -1,0 +1,787 @@
+"""The contract of audit/memory/base.py, one suite over every memory.
+
+Whatever the backend, the ``memory`` fixture ends each test by checking every stored row against the
+published schema and every invocation against "close once".
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from audit.errors import RowRefusedError
+from audit.memory import AuditMemory
+from audit.memory.base import RowRefusal, Stored
+from audit.row import (
+    COMPLETED,
+    LATE,
+    REFUSED,
+    STARTED,
+    AuditRow,
+    Ending,
+    Identity,
+    Reason,
+    Refusal,
+    timestamp,
+)
+from tests.support import (
+    TENANT,
+    checked_memory,
+    completed,
+    make_ending,
+    make_identity,
+    refused,
+    started,
+)
+
+OTHER_TENANT = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
+FORK = multiprocessing.get_context("fork")
+#: More than any backend reads at once.
+MANY = 1203
+
+
+@pytest.fixture(params=["redis-tcp", "redis-socket"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a fresh, empty memory, for every backend there is."""
+    server = request.getfixturevalue("server")
+    return {"redis-tcp": server.url, "redis-socket": server.socket_url}[request.param]
+
+
+@pytest.fixture
+def memory(url: str) -> Iterator[AuditMemory]:
+    with checked_memory(url) as memory:
+        yield memory
+
+
+def stored(memory: AuditMemory, **parts: Any) -> list[bytes]:
+    return [row.to_bytes() for row in memory.rows(**parts)]
+
+
+def kinds(memory: AuditMemory, **parts: Any) -> list[str]:
+    return [row.kind for row in memory.rows(**parts)]
+
+
+def refusal_of(memory: AuditMemory, row: AuditRow) -> str:
+    with pytest.raises(RowRefusedError) as caught:
+        memory.emit(row)
+    assert caught.value.request_id == row.request_id
+    return caught.value.refusal
+
+
+# --- one invocation -------------------------------------------------------------------------------
+
+
+def test_a_memory_that_nobody_wrote_to_is_empty(memory: AuditMemory) -> None:
+    """Nothing stored, nothing running, for a tenant that nobody knows too."""
+    memory.check()
+    assert list(memory.rows()) == list(memory.rows(TENANT)) == []
+    assert list(memory.running()) == list(memory.running(TENANT)) == []
+
+
+def test_an_emitted_row_is_there_for_every_reader(memory: AuditMemory, url: str) -> None:
+    """After emit returned, a second client reads the very bytes that were emitted."""
+    identity = make_identity()
+    begin, end = started(identity), completed(identity)
+    assert memory.emit(begin) is Stored.NEW
+    assert memory.emit(end) is Stored.NEW
+    with checked_memory(url) as another:
+        assert stored(another) == [begin.to_bytes(), end.to_bytes()]
+        assert list(another.rows()) == [begin, end]
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_ending_can_be_stored(memory: AuditMemory, reason: Reason) -> None:
+    """Each reason there is closes an invocation and comes back unchanged."""
+    identity = make_identity()
+    end = completed(identity, make_ending(reason))
+    memory.emit(started(identity))
+    assert memory.emit(end) is Stored.NEW
+    assert stored(memory, kind=COMPLETED) == [end.to_bytes()]
+    assert list(memory.running()) == []
+
+
+def test_the_same_row_again_is_no_second_row(memory: AuditMemory) -> None:
+    """Every kind of row can be sent again at any time; it is stored once and the reply says so."""
+    identity, other = make_identity(), make_identity()
+    sequence = [started(identity), completed(identity), refused(other)]
+    for row in sequence:
+        assert memory.emit(row) is Stored.NEW
+        assert memory.emit(row) is Stored.REPEATED
+    for row in reversed(sequence):
+        assert memory.emit(row) is Stored.REPEATED
+    assert stored(memory) == [row.to_bytes() for row in sequence]
+
+
+def test_a_row_read_back_is_the_same_row_when_sent_again(memory: AuditMemory) -> None:
+    """Rows can be replayed from what a memory gave: their bytes are the identity."""
+    memory.emit(started(make_identity()))
+    (row,) = memory.rows()
+    assert memory.emit(row) is Stored.REPEATED
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+def test_a_second_different_started_row_is_refused(memory: AuditMemory, closed: bool) -> None:
+    """Per invocation there is one started row, before and after it is closed."""
+    identity = make_identity()
+    memory.emit(started(identity))
+    if closed:
+        memory.emit(completed(identity))
+    before = stored(memory)
+    second = started(identity, ts="2026-01-01T00:00:00.000000Z")
+    assert refusal_of(memory, second) == RowRefusal.SECOND_STARTED_ROW
+    assert stored(memory) == before
+
+
+def test_a_completed_row_without_its_started_row_is_refused(memory: AuditMemory) -> None:
+    """Nothing is stored of it, and the invocation can still start and complete afterwards."""
+    identity = make_identity()
+    end = completed(identity)
+    assert refusal_of(memory, end) == RowRefusal.NO_STARTED_ROW
+    assert stored(memory) == []
+    assert memory.emit(started(identity)) is Stored.NEW
+    assert memory.emit(end) is Stored.NEW
+
+
+def test_not_dispatched_is_a_tombstone_for_the_late_started_row(memory: AuditMemory) -> None:
+    """Closed as not dispatched before its started row arrived, an invocation can never start."""
+    identity = make_identity()
+    end = completed(identity, make_ending(Reason.NOT_DISPATCHED))
+    assert memory.emit(end) is Stored.NEW
+    assert refusal_of(memory, started(identity)) == RowRefusal.TOMBSTONE
+    assert memory.emit(end) is Stored.REPEATED
+    assert refusal_of(memory, started(identity)) == RowRefusal.TOMBSTONE
+    assert refusal_of(memory, refused(identity)) == RowRefusal.SECOND_STARTED_ROW
+    assert stored(memory) == [end.to_bytes()]
+    assert list(memory.running()) == []
+
+
+def test_not_dispatched_closes_an_open_invocation(memory: AuditMemory) -> None:
+    """Where the started row had landed after all, it is an ending like any other."""
+    identity = make_identity()
+    begin = started(identity)
+    memory.emit(begin)
+    assert memory.emit(completed(identity, make_ending(Reason.NOT_DISPATCHED))) is Stored.NEW
+    assert memory.emit(begin) is Stored.REPEATED
+    assert kinds(memory) == [STARTED, COMPLETED]
+    assert list(memory.running()) == []
+
+
+@pytest.mark.parametrize("tombstone", [False, True], ids=["completed", "tombstone"])
+def test_a_rival_completion_is_kept_as_late_once(memory: AuditMemory, tombstone: bool) -> None:
+    """The first ending stands; each different later one is kept beside it, however often sent."""
+    identity = make_identity()
+    if not tombstone:
+        memory.emit(started(identity))
+    first = completed(identity, make_ending(Reason.NOT_DISPATCHED))
+    memory.emit(first)
+    rivals = [completed(identity), completed(identity, make_ending(Reason.WORKER_LOST))]
+    for rival in rivals * 3:
+        assert memory.emit(rival) is Stored.LATE
+    assert memory.emit(first) is Stored.REPEATED
+    late = list(memory.rows(kind=LATE))
+    assert [(row.payload, row.meta, row.ts) for row in late] == [
+        (rival.payload, rival.meta, rival.ts) for rival in rivals
+    ]
+    assert stored(memory, kind=COMPLETED) == [first.to_bytes()]
+
+
+def test_a_refused_invocation_can_neither_start_nor_complete(memory: AuditMemory) -> None:
+    """After a refused row, no other row of that invocation is taken, a different refusal neither."""
+    identity = make_identity()
+    row = refused(identity)
+    assert memory.emit(row) is Stored.NEW
+    rows = [
+        started(identity),
+        completed(identity),
+        completed(identity, make_ending(Reason.NOT_DISPATCHED)),
+        refused(identity, Refusal.INVALID_CONTEXT),
+    ]
+    assert {refusal_of(memory, other) for other in rows} == {RowRefusal.WAS_REFUSED}
+    assert stored(memory) == [row.to_bytes()]
+    assert list(memory.running()) == []
+
+
+def test_a_started_invocation_cannot_be_refused(memory: AuditMemory) -> None:
+    """Whether open or closed: what ran was not refused."""
+    identity = make_identity()
+    memory.emit(started(identity))
+    assert refusal_of(memory, refused(identity)) == RowRefusal.SECOND_STARTED_ROW
+    memory.emit(completed(identity))
+    assert refusal_of(memory, refused(identity)) == RowRefusal.SECOND_STARTED_ROW
+    assert kinds(memory) == [STARTED, COMPLETED]
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        pytest.param(LATE, completed(make_identity()).payload, id="late"),
+        pytest.param("audit.pruned", {}, id="an event of the system"),
+        pytest.param("skill.invoked_completed", {}, id="a payload without tenant and request_id"),
+    ],
+)
+def test_what_is_no_row_of_an_invocation_is_refused(
+    memory: AuditMemory, kind: str, payload: dict[str, Any]
+) -> None:
+    """Late rows are the memory's own to write, and a row names its tenant and invocation."""
+    row = AuditRow(kind=kind, ts="2026-01-01T00:00:00.000000Z", payload=payload, meta={})
+    with pytest.raises(RowRefusedError):
+        memory.emit(row)
+    assert stored(memory) == []
+
+
+AWKWARD = [
+    'ValueError: "kind":"skill.invoked_completed"',
+    '{"kind":"skill.invoked_completed","kind":"skill.invoked_late"}',
+    r"back\slash \\ \" \u0022 %1 %s %% [%w]+ (.-)$",
+    "emoji 🧯👩‍👩‍👧, é and e\u0301, \u2028 \u2029 \u0085 \ufeff \ufffd \U0010ffff",
+    "control \x00 \x01 \x1f \x7f \t \r\n \b \f",
+    "quote \" ' ` end",
+    "]]--[[ $(reboot) ';drop table rows;--",
+    "",
+    "🧯" * 1024,
+]
+
+
+@pytest.mark.parametrize("text", AWKWARD, ids=range(len(AWKWARD)))
+def test_awkward_text_survives(memory: AuditMemory, text: str) -> None:
+    """No text in a row changes another part of it, not even where a late row is rewritten."""
+    identity = make_identity(skill_id=text[:200] or "-", worker=text, task_id=text)
+    first = completed(identity, Ending(reason=Reason.RAISED, error_message=text))
+    rival = completed(identity, Ending(reason=Reason.ABANDONED, error_message=text))
+    begin = started(identity)
+    for row in (begin, first, rival, rival):
+        memory.emit(row)
+    late = AuditRow(kind=LATE, ts=rival.ts, payload=rival.payload, meta=rival.meta)
+    assert stored(memory) == [begin.to_bytes(), first.to_bytes(), late.to_bytes()]
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def test_running_tells_the_open_ones_oldest_first(memory: AuditMemory) -> None:
+    """Started and not completed, in the order of starting: per tenant, and over all tenants."""
+    ours = [make_identity(tenant_id=tenant) for tenant in [TENANT, OTHER_TENANT] * 6]
+    for identity in ours:
+        memory.emit(started(identity))
+    memory.emit(refused(make_identity()))
+    memory.emit(completed(make_identity(), make_ending(Reason.NOT_DISPATCHED)))
+    for identity in ours[::3]:
+        memory.emit(completed(identity))
+    still_open = [identity for number, identity in enumerate(ours) if number % 3]
+    assert [row.request_id for row in memory.running()] == [i.request_id for i in still_open]
+    for tenant in (TENANT, OTHER_TENANT):
+        assert [row.request_id for row in memory.running(tenant)] == [
+            identity.request_id for identity in still_open if identity.tenant_id == tenant
+        ]
+    assert {row.kind for row in memory.running()} == {STARTED}
+
+
+def test_rows_come_in_stored_order_whatever_their_time(memory: AuditMemory) -> None:
+    """A row stored later comes later, even if its ``ts`` is earlier (as after an outage)."""
+    identity = make_identity()
+    rows = [
+        started(identity, ts="2026-03-01T00:00:00.000000Z"),
+        completed(identity, ts="2026-02-01T00:00:00.000000Z"),
+        started(make_identity(tenant_id=OTHER_TENANT), ts="2026-01-01T00:00:00.000000Z"),
+    ]
+    for row in rows:
+        memory.emit(row)
+    assert stored(memory) == [row.to_bytes() for row in rows]
+
+
+def test_many_rows_come_in_pages_and_none_is_missed(memory: AuditMemory) -> None:
+    """More rows than one page holds, of two tenants: all are there once, in the order of emit."""
+    emitted: dict[str, list[bytes]] = {TENANT: [], OTHER_TENANT: []}
+    for number in range(MANY):
+        identity = make_identity(tenant_id=TENANT if number % 3 else OTHER_TENANT)
+        row = started(identity)
+        memory.emit(row)
+        emitted[identity.tenant_id].append(row.to_bytes())
+    for tenant, rows in emitted.items():
+        assert stored(memory, tenant_id=tenant) == rows
+        assert [row.to_bytes() for row in memory.running(tenant)] == rows
+    assert Counter(stored(memory)) == Counter(itertools.chain(*emitted.values()))
+
+
+@pytest.mark.parametrize("count", [499, 500, 501, 1000])
+def test_the_edge_of_a_page_loses_nothing(memory: AuditMemory, count: int) -> None:
+    """As many rows as fill a page exactly, one fewer, one more."""
+    rows = [started(make_identity()) for _ in range(count)]
+    for row in rows:
+        memory.emit(row)
+    assert stored(memory) == [row.to_bytes() for row in rows]
+
+
+def test_rows_written_while_reading_do_not_disturb_it(memory: AuditMemory) -> None:
+    """A reader in the middle sees every row that was there when it began, each once."""
+    rows = [started(make_identity()) for _ in range(MANY)]
+    for row in rows:
+        memory.emit(row)
+    reader = memory.rows(TENANT)
+    first = next(reader)
+    memory.emit(started(make_identity()))
+    rest = [row.to_bytes() for row in reader]
+    assert [first.to_bytes(), *rest][:MANY] == [row.to_bytes() for row in rows]
+    assert len(rest) - MANY in (-1, 0)
+
+
+def test_positions_are_unique_and_stay(memory: AuditMemory) -> None:
+    """Within a tenant each row has a position of its own, the same however the row is read."""
+    identities = [make_identity() for _ in range(20)]
+    for identity in identities:
+        memory.emit(started(identity))
+    for identity in identities[:10]:
+        memory.emit(completed(identity))
+    places = {row.to_bytes(): row.position for row in memory.rows(TENANT)}
+    assert None not in places.values()
+    assert len(set(places.values())) == 30
+    again = [*memory.rows(), *memory.running()]
+    for identity in identities:
+        again += memory.rows(request_id=identity.request_id)
+    assert {row.to_bytes(): row.position for row in again} == places
+
+
+def test_rows_of_other_tenants_never_appear(memory: AuditMemory) -> None:
+    """Asked for one tenant, no filter brings another's rows, not even under one request_id."""
+    shared = make_identity().request_id
+    for tenant in (TENANT, OTHER_TENANT):
+        identity = make_identity(tenant_id=tenant, request_id=shared)
+        assert memory.emit(started(identity)) is Stored.NEW
+    memory.emit(completed(make_identity(tenant_id=OTHER_TENANT, request_id=shared)))
+    filters: list[dict[str, Any]] = [
+        {},
+        {"request_id": shared},
+        {"kind": STARTED},
+        {"task_id": identity.task_id},
+        {"trace_id": identity.trace_id},
+    ]
+    for parts in filters:
+        assert [row.tenant_id for row in memory.rows(TENANT, **parts)] == [TENANT], parts
+    assert [row.tenant_id for row in memory.running(TENANT)] == [TENANT]
+    assert list(memory.running(OTHER_TENANT)) == []
+    assert len(list(memory.rows(request_id=shared))) == 3
+    nobody = str(uuid4())
+    assert list(memory.rows(nobody)) == list(memory.rows(nobody, request_id=shared)) == []
+
+
+# Every part of the fixed surface, with values that some rows have, some lack, and none has.
+NOON = datetime(2026, 5, 4, 12, 0, 0, 250_000, tzinfo=UTC)
+TRACES = ["0af7651916cd43dd8448eb211c80319c", "4bf92f3577b34da6a3ce929d0e0e4736"]
+IDS = [make_identity().request_id for _ in range(24)]
+PARTS: dict[str, list[Any]] = {
+    "tenant_id": [TENANT, OTHER_TENANT],
+    "since": [NOON, NOON + timedelta(minutes=7), NOON + timedelta(days=1)],
+    "until": [NOON, NOON + timedelta(minutes=7, microseconds=1), NOON + timedelta(days=1)],
+    "kind": [STARTED, COMPLETED, LATE, REFUSED, "skill.invoked_never"],
+    "skill_id": ["alerts.triage", "reports.write", "alerts"],
+    "outcome": ["success", "panic"],
+    "caller_persona": ["cuo-cpo@0.4.1", "batch@1"],
+    "trace_id": TRACES,
+    "request_id": [IDS[0], IDS[5], make_identity().request_id],
+    "task_id": ["task-0", "task-2", "TASK-0"],
+}
+
+
+def varied_rows() -> Iterator[AuditRow]:
+    """Rows of 24 invocations that differ in every part that can be asked for."""
+    for number, request_id in enumerate(IDS):
+        identity = make_identity(
+            request_id=request_id,
+            tenant_id=[TENANT, TENANT, OTHER_TENANT][number % 3],
+            skill_id=["alerts.triage", "reports.write"][number % 2],
+            caller_persona=["cuo-cpo@0.4.1", "batch@1", "nightly"][number // 2 % 3],
+            trace_id=TRACES[number // 3 % 2],
+            task_id=[f"task-{number // 2 % 4}", None][number % 5 == 4],
+        )
+        ts = timestamp(NOON + timedelta(minutes=number))
+        if number % 8 == 7:
+            yield refused(identity, ts=ts)
+            continue
+        yield started(identity, ts=ts)
+        if number % 4 != 3:
+            yield completed(identity, make_ending(list(Reason)[number % 16]), ts=ts)
+        if number % 4 == 2:
+            yield completed(identity, make_ending(Reason.ABANDONED, "late"), ts=ts)
+
+
+def passes(row: AuditRow, parts: dict[str, Any]) -> bool:
+    """What the contract says of a filter, over the stored bytes alone."""
+    document = json.loads(row.to_bytes())
+    payload = document["payload"]
+    found = {**payload, "kind": document["kind"], "task_id": document["meta"]["task_id"]}
+    moment = datetime.fromisoformat(document["ts"])
+    return (
+        ("since" not in parts or moment >= parts["since"])
+        and ("until" not in parts or moment < parts["until"])
+        and all(
+            found.get(part) == value
+            for part, value in parts.items()
+            if part not in ("since", "until")
+        )
+    )
+
+
+def combinations() -> Iterator[dict[str, Any]]:
+    """Every value alone, every pair and every triple of parts."""
+    for size in range(4):
+        for names in itertools.combinations(PARTS, size):
+            for number in range(1 if size == 3 else 100):
+                values = [PARTS[name] for name in names]
+                choice = list(itertools.product(*values))
+                if number < len(choice):
+                    yield dict(zip(names, choice[number], strict=True))
+
+
+def test_every_filter_and_every_combination(memory: AuditMemory) -> None:
+    """``rows`` gives exactly the rows that pass every given part, in stored order."""
+    for row in varied_rows():
+        memory.emit(row)
+    everything = list(memory.rows())
+    assert len(everything) == 24 + 18 - 0 + 6 - 0
+    answers: Counter[int] = Counter()
+    for parts in combinations():
+        wanted = [row for row in everything if passes(row, parts)]
+        assert list(memory.rows(**parts)) == wanted, parts
+        answers[bool(wanted)] += 1
+    assert answers[True] > 100
+    assert answers[False] > 100
+    whole = {name: values[0] for name, values in PARTS.items()} | {"outcome": None, "until": None}
+    assert [row.request_id for row in memory.rows(**whole)] == [IDS[0]]
+
+
+def test_parts_can_be_given_in_the_order_of_the_fixed_surface(memory: AuditMemory) -> None:
+    """tenant_id, since, until, kind, skill_id, outcome, persona, trace, request and task id."""
+    for row in varied_rows():
+        memory.emit(row)
+    first = next(iter(memory.rows()))
+    given = memory.rows(
+        TENANT, NOON, NOON + timedelta(seconds=1), STARTED, "alerts.triage", None,
+        "cuo-cpo@0.4.1", TRACES[0], IDS[0], "task-0",
+    )  # fmt: skip
+    assert list(given) == [first]
+
+
+def test_since_is_inclusive_and_until_exclusive(memory: AuditMemory) -> None:
+    """To the microsecond, and whatever zone the moment is given in."""
+    step = timedelta(microseconds=1)
+    moments = [NOON - step, NOON, NOON + step]
+    for moment in moments:
+        memory.emit(started(make_identity(), ts=timestamp(moment)))
+
+    def between(since: datetime | None, until: datetime | None) -> list[datetime]:
+        return [datetime.fromisoformat(r.ts) for r in memory.rows(since=since, until=until)]
+
+    assert between(NOON, None) == moments[1:]
+    assert between(None, NOON) == moments[:1]
+    assert between(NOON, NOON + step) == [NOON]
+    assert between(NOON, NOON) == []
+    assert between(NOON + step, NOON) == []
+    east = NOON.astimezone(timezone(timedelta(hours=5, minutes=45)))
+    assert between(east, east + step) == [NOON]
+    assert between(datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)) == moments
+
+
+def test_follow_gives_what_arrives_and_nothing_older(memory: AuditMemory) -> None:
+    """Rows emitted after the call, of known and of new tenants, then ``None`` when all is quiet."""
+    memory.emit(started(make_identity()))
+    arriving = memory.follow_all = None  # type: ignore[attr-defined]
+    from audit.memory.base import RowFilter
+
+    arriving = memory.follow(RowFilter(kind=STARTED), poll=0.01)
+    assert next(arriving) is None
+    rows = [started(make_identity(tenant_id=t)) for t in (TENANT, OTHER_TENANT, TENANT)]
+    for row in rows:
+        memory.emit(row)
+    memory.emit(refused(make_identity()))
+    seen = [row for row in itertools.islice(arriving, 12) if row is not None]
+    assert Counter(row.to_bytes() for row in seen) == Counter(row.to_bytes() for row in rows)
+    assert next(arriving) is None
+
+
+# --- many at once ---------------------------------------------------------------------------------
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> list[BaseException]:
+    """Run ``work(0)`` to ``work(count - 1)`` at once; the errors they ended with."""
+    errors: list[BaseException] = []
+    ready = threading.Barrier(count)
+
+    def run(number: int) -> None:
+        try:
+            ready.wait(60)
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def in_processes(count: int, work: Callable[[int], None]) -> Callable[[], list[int | None]]:
+    """Fork processes that run ``work(0)`` ... at once; what is returned gives their exit codes."""
+    ready = FORK.Barrier(count)
+
+    def run(number: int) -> None:
+        ready.wait(60)
+        work(number)
+
+    processes = [FORK.Process(target=run, args=(number,)) for number in range(count)]
+    for process in processes:
+        process.start()
+
+    def join() -> list[int | None]:
+        for process in processes:
+            process.join()
+        return [process.exitcode for process in processes]
+
+    return join
+
+
+def test_writers_side_by_side_lose_and_double_nothing(memory: AuditMemory) -> None:
+    """8 threads and 4 forked processes, 200 invocations each, one memory object: all are there."""
+    identities = [[make_identity() for _ in range(200)] for _ in range(12)]
+
+    def invoke(writer: int) -> None:
+        for identity in identities[writer]:
+            assert memory.emit(started(identity)) is Stored.NEW
+            assert memory.emit(completed(identity)) is Stored.NEW
+
+    memory.emit(refused(make_identity()))  # so that there is a connection to share by mistake
+    join = in_processes(4, lambda number: invoke(8 + number))
+    assert in_threads(8, invoke) == []
+    assert join() == [0] * 4
+    found = Counter((row.request_id, row.kind) for row in memory.rows() if row.kind != REFUSED)
+    wanted = itertools.product(
+        (identity.request_id for group in identities for identity in group), (STARTED, COMPLETED)
+    )
+    assert found == Counter(wanted)
+    assert list(memory.running()) == []
+
+
+def test_of_many_rivals_one_closes_the_invocation(memory: AuditMemory) -> None:
+    """6 processes race to close the same 40 invocations: one row stands, five are kept as late."""
+    identities = [make_identity() for _ in range(40)]
+    for identity in identities:
+        memory.emit(started(identity))
+
+    def close(number: int) -> None:
+        won = 0
+        for identity in identities:
+            end = completed(identity, duration_ms=number)
+            stored_as = memory.emit(end)
+            assert memory.emit(end) is {Stored.NEW: Stored.REPEATED}.get(stored_as, Stored.LATE)
+            won += stored_as is Stored.NEW
+        memory.emit(refused(make_identity(skill_id=f"rival-{number}", attempt=won)))
+
+    assert in_processes(6, close)() == [0] * 6
+    for identity in identities:
+        rows = list(memory.rows(request_id=identity.request_id))
+        assert [row.kind for row in rows] == [STARTED, COMPLETED] + [LATE] * 5
+        assert {row.payload["duration_ms"] for row in rows[1:]} == set(range(6))
+    assert sum(row.meta["attempt"] for row in memory.rows(kind=REFUSED)) == 40
+
+
+def test_of_many_rivals_one_starts_the_invocation(memory: AuditMemory) -> None:
+    """6 threads race to start one invocation, each in its own way: one started row is taken."""
+    identities = [make_identity() for _ in range(40)]
+    won: list[str] = []
+
+    def start(number: int) -> None:
+        for identity in identities:
+            try:
+                memory.emit(started(identity, ts=f"2026-01-01T00:00:00.00000{number}Z"))
+            except RowRefusedError as error:
+                assert error.refusal == RowRefusal.SECOND_STARTED_ROW
+            else:
+                won.append(identity.request_id)
+
+    assert in_threads(6, start) == []
+    assert sorted(won) == sorted(identity.request_id for identity in identities)
+
+
+def test_a_memory_used_before_a_fork_works_on_both_sides(memory: AuditMemory) -> None:
+    """Connections are per process: parent and children go on at once, writing and reading."""
+    memory.emit(started(make_identity(skill_id="before")))
+    assert len(list(memory.rows())) == 1
+    parent = os.getpid()
+
+    def go_on(number: int) -> None:
+        for _ in range(50):
+            identity = make_identity(skill_id=f"side-{number}")
+            assert memory.emit(started(identity)) is Stored.NEW
+            (begin,) = memory.rows(request_id=identity.request_id)
+            assert begin.request_id == identity.request_id
+        memory.check()
+        if os.getpid() != parent:
+            memory.close()
+
+    join = in_processes(4, go_on)
+    go_on(4)
+    assert join() == [0] * 4
+    go_on(5)
+    found = Counter(row.payload["skill_id"] for row in memory.rows())
+    assert found == {"before": 1} | {f"side-{number}": 50 for number in range(6)}
+
+
+def test_a_closed_memory_opens_again_by_itself(memory: AuditMemory) -> None:
+    """``close`` gives the connections back; a later call makes new ones."""
+    identity = make_identity()
+    memory.emit(started(identity))
+    memory.close()
+    memory.close()
+    assert kinds(memory) == [STARTED]
+    memory.close()
+    assert memory.emit(completed(identity)) is Stored.NEW
+
+
+# --- any sequence ---------------------------------------------------------------------------------
+
+
+class Model:
+    """The contract of one tenant's memory, in plain Python."""
+
+    def __init__(self) -> None:
+        self.rows: list[bytes] = []
+        self.begun: dict[str, bytes] = {}
+        self.ended: dict[str, bytes] = {}
+        self.late: dict[str, list[bytes]] = {}
+        self.barred: dict[str, bytes] = {}
+
+    def emit(self, row: AuditRow) -> Stored | RowRefusal:
+        take = {STARTED: self._start, COMPLETED: self._complete, REFUSED: self._refuse}
+        return take[row.kind](row, row.request_id, row.to_bytes())
+
+    def running(self) -> list[bytes]:
+        return [begun for request_id, begun in self.begun.items() if request_id not in self.ended]
+
+    def _start(self, row: AuditRow, request_id: str, sent: bytes) -> Stored | RowRefusal:
+        if request_id in self.barred:
+            return RowRefusal.WAS_REFUSED
+        if request_id in self.begun:
+            same = self.begun[request_id] == sent
+            return Stored.REPEATED if same else RowRefusal.SECOND_STARTED_ROW
+        if request_id in self.ended:
+            return RowRefusal.TOMBSTONE
+        return self._keep(self.begun, request_id, sent)
+
+    def _complete(self, row: AuditRow, request_id: str, sent: bytes) -> Stored | RowRefusal:
+        if request_id in self.barred:
+            return RowRefusal.WAS_REFUSED
+        if request_id in self.ended:
+            return self._rival(row, request_id, sent)
+        if request_id not in self.begun and row.meta["reason"] != Reason.NOT_DISPATCHED:
+            return RowRefusal.NO_STARTED_ROW
+        return self._keep(self.ended, request_id, sent)
+
+    def _rival(self, row: AuditRow, request_id: str, sent: bytes) -> Stored:
+        if self.ended[request_id] == sent:
+            return Stored.REPEATED
+        rivals = self.late.setdefault(request_id, [])
+        if sent not in rivals:
+            rivals.append(sent)
+            late = AuditRow(kind=LATE, ts=row.ts, payload=row.payload, meta=row.meta)
+            self.rows.append(late.to_bytes())
+        return Stored.LATE
+
+    def _refuse(self, row: AuditRow, request_id: str, sent: bytes) -> Stored | RowRefusal:
+        if request_id in self.begun or request_id in self.ended:
+            return RowRefusal.SECOND_STARTED_ROW
+        if request_id in self.barred:
+            same = self.barred[request_id] == sent
+            return Stored.REPEATED if same else RowRefusal.WAS_REFUSED
+        return self._keep(self.barred, request_id, sent)
+
+    def _keep(self, where: dict[str, bytes], request_id: str, sent: bytes) -> Stored:
+        where[request_id] = sent
+        self.rows.append(sent)
+        return Stored.NEW
+
+
+class AnySequence(RuleBasedStateMachine):
+    """Whatever is emitted in whatever order, memory and model agree on each answer and each row."""
+
+    memory: AuditMemory
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.tenant = str(uuid4())
+        self.ids = [make_identity().request_id for _ in range(3)]
+
+    @rule(
+        which=st.integers(0, 2),
+        what=st.sampled_from(["start", "return", "fail", "not dispatched", "refuse"]),
+        variant=st.integers(0, 2),
+    )
+    def emit(self, which: int, what: str, variant: int) -> None:
+        row = self._row(
+            make_identity(tenant_id=self.tenant, request_id=self.ids[which]), what, variant
+        )
+        expected = self.model.emit(row)
+        try:
+            answer: Stored | str = self.memory.emit(row)
+        except RowRefusedError as error:
+            answer = error.refusal
+        assert answer == expected
+        assert stored(self.memory, tenant_id=self.tenant) == self.model.rows
+
+    @rule()
+    def ask_what_runs(self) -> None:
+        running = [row.to_bytes() for row in self.memory.running(self.tenant)]
+        assert running == self.model.running()
+
+    @rule(which=st.integers(0, 2))
+    def ask_for_one(self, which: int) -> None:
+        wanted = [
+            r for r in self.model.rows if json.loads(r)["payload"]["request_id"] == self.ids[which]
+        ]
+        assert stored(self.memory, tenant_id=self.tenant, request_id=self.ids[which]) == wanted
+
+    @staticmethod
+    def _row(identity: Identity, what: str, variant: int) -> AuditRow:
+        ts = f"2026-01-01T00:00:00.00000{variant}Z"
+        match what:
+            case "start":
+                return started(identity, ts=ts)
+            case "refuse":
+                return refused(identity, ts=ts)
+            case "return":
+                return completed(identity, duration_ms=variant, ts=ts)
+            case "fail":
+                return completed(identity, make_ending(Reason.RAISED, str(variant)), ts=ts)
+        return completed(identity, make_ending(Reason.NOT_DISPATCHED), duration_ms=variant, ts=ts)
+
+
+def test_any_sequence_of_emits_follows_the_contract(memory: AuditMemory) -> None:
+    """A model of a page of Python and the memory answer alike, row for row."""
+
+    class Machine(AnySequence):
+        pass
+
+    Machine.memory = memory
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=25,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
