@@ -99,6 +99,7 @@ def arguments_by_name(
         CanonicalizationError: a keyword reads like another parameter, so that two calls that differ
             would have one form.
     """
+    _refuse_lookalikes(signature, kwargs)
     named = _bind(signature, args, kwargs)
     if named is None:
         misfits = "; ".join(_misfits(signature, args, kwargs))
@@ -107,9 +108,7 @@ def arguments_by_name(
         if name in named:
             named[SURPLUS_KEY] = list(named.pop(name))
     for name in _names(signature, Parameter.VAR_KEYWORD):
-        extra = named.pop(name, {})
-        _refuse_lookalikes(signature, extra)
-        named.update(extra)
+        named.update(named.pop(name, {}))
     return named
 
 
@@ -322,10 +321,12 @@ def _names(signature: inspect.Signature, *kinds: object) -> list[str]:
     return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
 
 
-def _refuse_lookalikes(signature: inspect.Signature, extra: Mapping[str, object]) -> None:
-    taken = {SURPLUS_KEY, *_names(signature, Parameter.POSITIONAL_ONLY)}
-    for name in extra:
-        if name in taken:
+def _refuse_lookalikes(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> None:
+    """Before binding, because not every Python 3.11 to 3.13 binds such calls rightly (gh-87106)."""
+    if not _names(signature, Parameter.VAR_KEYWORD):
+        return
+    for name in (SURPLUS_KEY, *_names(signature, Parameter.POSITIONAL_ONLY)):
+        if name in kwargs:
             raise CanonicalizationError(f"$.{name}", "a keyword that reads like another parameter")
 
 

@@ -55,11 +55,13 @@ class _AuditGroup(click.Group):
             return super().invoke(ctx)
         except AuditError as error:
             raise click.ClickException(clean(str(error))) from error
-        except BrokenPipeError:
-            # Whoever read has read enough. What is still buffered must go somewhere, or the
-            # interpreter complains at its end.
+        except OSError as error:
+            # A memory's errors are of the kind above, so this one is of the output. What is still
+            # buffered must go somewhere, or the interpreter complains at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(0)
+            if isinstance(error, BrokenPipeError):  # whoever read has read enough
+                ctx.exit(0)
+            raise click.ClickException(str(error)) from error
 
 
 # --- reading options ----------------------------------------------------------------------------
@@ -201,7 +203,7 @@ def audit(ctx: click.Context, memory: str | None) -> None:
 @_as_json
 @click.pass_context
 def running(ctx: click.Context, tenant_id: str | None, as_json: bool) -> None:
-    """List the invocations that started and have not completed, oldest first.
+    """List what has started and not completed, oldest first.
 
     \b
     Example:
@@ -216,9 +218,10 @@ def running(ctx: click.Context, tenant_id: str | None, as_json: bool) -> None:
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
+    metavar="N",
     default=100,
     show_default=True,
-    help="Only the newest so many; 0 for all.",
+    help="Only the newest N; 0 for all.",
 )
 @_as_json
 @click.pass_context
@@ -261,14 +264,15 @@ def show(ctx: click.Context, request_id: str, as_json: bool) -> None:
 @click.option(
     "--last",
     type=click.IntRange(min=0),
+    metavar="N",
     default=10,
     show_default=True,
-    help="Begin with so many rows that are there already.",
+    help="Begin with the last N that are there already.",
 )
 @_as_json
 @click.pass_context
 def tail(ctx: click.Context, /, last: int, as_json: bool, **parts: Any) -> None:
-    """Print the last rows, then each new one as it arrives, until Ctrl-C.
+    """Print the last rows, then new ones until Ctrl-C.
 
     \b
     Example:
@@ -304,7 +308,7 @@ def _newest(rows: Iterable[AuditRow], limit: int) -> Sequence[AuditRow]:
         kept.append(row)
         count += 1
     if count > limit:
-        click.echo(f"{count - limit} older rows left out; --limit 0 prints all", err=True)
+        click.echo(f"older rows left out: {count - limit}; --limit 0 prints all", err=True)
     return kept
 
 

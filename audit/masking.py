@@ -156,8 +156,8 @@ def _meaning(match: re.Match[str]) -> str:
     return chr(code) if code <= 0x10FFFF else "\ufffd"
 
 
-# The search. A character is hidden when it lies in a window of the text, as long as a short value or
-# as a piece, that a value contains. A text has few windows and they are known beforehand, so that
+# The search. A character is hidden when it lies in a window of the text, as long as a piece or as a
+# short value, that a value contains. A text has few windows and they are known beforehand, so that
 # each step through a value costs a look into a set, however large or repetitive the value is.
 
 
@@ -185,12 +185,12 @@ class _Search:
     """The windows of a text that values show; a piece's window is looked for until it is found."""
 
     def __init__(self, views: Iterable[_View]) -> None:
-        windows = [
-            {window for view in views for window in _windows(view, length)}
-            for length in range(PIECE + 1)
-        ]
         self.found: set[str] = set()
-        self._whole, self._pieces = windows[:PIECE], windows[PIECE]
+        self._whole = {
+            length: {window for view in views for window in _windows(view, length)}
+            for length in range(WHOLE, PIECE + 1)
+        }
+        self._pieces = self._whole.pop(PIECE)
         self._aim()
 
     def look_into(self, form: str) -> None:
@@ -254,10 +254,8 @@ def _given(values: Iterable[object]) -> Iterable[object]:
 def _forms(values: Iterable[object]) -> Iterator[str]:
     """Every form, worth masking, in which the values and what is inside them may be printed."""
     for value in _walk(values):
-        if type(value) is str and len(value) >= PIECE:  # most of them, most of the time
-            yield value
-        else:
-            yield from (form for form in _safely(_printed, value) if len(form) >= WHOLE)
+        forms = _texts(value) if type(value) is str else _safely(_printed, value)
+        yield from (form for form in forms if len(form) >= WHOLE)
 
 
 def _walk(values: Iterable[object]) -> Iterator[object]:

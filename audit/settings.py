@@ -7,7 +7,7 @@ wins, as Celery's own ``CELERY_BROKER_URL`` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from audit.errors import SettingsError
@@ -24,7 +24,7 @@ class AuditSettings:
         instrument: whether the host instruments Celery with OpenTelemetry by itself.
     """
 
-    memory_url: str = "redis://127.0.0.1:6379/1"
+    memory_url: str = field(default="redis://127.0.0.1:6379/1", repr=False)  # has a password
     emit_timeout: float = 2.0
     error_message: str = "masked"
     instrument: bool = True
@@ -59,7 +59,7 @@ def _text(raw: object) -> str:
 
 def _seconds(raw: object) -> float:
     try:
-        seconds = float(raw)  # type: ignore[arg-type]
+        seconds = 0.0 if isinstance(raw, bool) else float(raw)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         seconds = 0.0
     if not 0.01 <= seconds <= 3600:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from audit.errors import MemoryUrlError
 from audit.memory.base import AuditMemory
 
@@ -23,13 +21,15 @@ def open_memory(url: str, *, timeout: float = 2.0) -> AuditMemory:
     Raises:
         MemoryUrlError: no memory is known by that scheme, or a part of the URL is malformed.
     """
-    scheme = urlsplit(url).scheme
+    scheme = url.partition("://")[0]
     if scheme in _REDIS_SCHEMES:
         # Imported here, so that an application pays only for the store it uses.
         from audit.memory.redis import RedisMemory
 
         return RedisMemory(url, timeout=timeout)
+    # What is no word may be a password in the wrong place.
+    named = f"scheme {scheme!r}" if scheme.replace("+", "").isalnum() and scheme != url else "URL"
     raise MemoryUrlError(
-        f"unknown memory URL scheme {scheme!r}: use one of"
+        f"unknown memory {named}: use one of"
         f" {', '.join(f'{known}://' for known in _REDIS_SCHEMES)}"
     )

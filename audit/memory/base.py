@@ -42,6 +42,7 @@ class RowRefusal(StrEnum):
     SECOND_STARTED_ROW = "a different started row is there"
     TOMBSTONE = "closed as not dispatched before it arrived"
     WAS_REFUSED = "the invocation was refused"
+    NO_INVOCATION = "neither a started, a completed nor a refused row of an invocation"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -45,8 +45,14 @@ PAGE: Final = 500
 PAUSES: Final = (0.02, 0.1)
 #: How far the clocks of writers and server may differ without a time range losing rows.
 CLOCK_SKEW_MS: Final = 3_600_000
+#: Parameters of redis-py that would break a promise of this module, or the reading of replies.
+FIXED_PARAMETERS: Final = frozenset(
+    "protocol legacy_responses decode_responses encoding encoding_errors max_connections"
+    " socket_timeout socket_connect_timeout retry retry_on_timeout retry_on_error".split()
+)
 
 _SCRIPT: Final = resources.files("audit.memory").joinpath("append.lua").read_text(encoding="utf-8")
+_ACTIONS: Final = {STARTED: "started", COMPLETED: "completed", REFUSED: "refused"}
 _REFUSALS: Final = {
     b"no_started_row": RowRefusal.NO_STARTED_ROW,
     b"second_started_row": RowRefusal.SECOND_STARTED_ROW,
@@ -152,16 +158,8 @@ class RedisMemory(AuditMemory):
     # --- emit ---------------------------------------------------------------------------------
 
     def _command(self, row: AuditRow) -> Command:
-        keys = Keys(self._prefix, row.tenant_id)
-        return (
-            3,
-            keys.rows,
-            keys.requests,
-            keys.open,
-            _action(row),
-            row.request_id,
-            row.to_bytes(),
-        )
+        action, keys = _action(row), Keys(self._prefix, row.tenant_id)
+        return (3, keys.rows, keys.requests, keys.open, action, row.request_id, row.to_bytes())
 
     def _send(self, row: AuditRow, command: Command, deadline: float) -> Stored:
         line = self._lines.take(deadline)
@@ -212,10 +210,12 @@ class RedisMemory(AuditMemory):
         )
 
     def _running(self, keys: Keys) -> Iterator[AuditRow]:
+        started: list[bytes] = []
         for page in _pages(self._ask("zrange", keys.open, 0, -1)):
             states = self._ask("hmget", keys.requests, page)
-            started = [state[2:] for state in states if state is not None and state[:1] == b"o"]
-            yield from self._at(keys, sorted(started, key=_order))
+            started += (state[2:] for state in states if state is not None and state[:1] == b"o")
+        # Sorted as a whole: the set knows the order of milliseconds, not the one within.
+        yield from self._at(keys, sorted(started, key=_order))
 
     def _stream(self, keys: Keys, wanted: RowFilter) -> Iterator[AuditRow]:
         if wanted.request_id is not None:
@@ -282,20 +282,20 @@ class RedisMemory(AuditMemory):
 
 
 def _action(row: AuditRow) -> str:
-    if row.kind == STARTED:
-        return "started"
-    if row.kind == REFUSED:
-        return "refused"
-    if row.kind == COMPLETED:
-        lost = row.meta.get("reason") == Reason.NOT_DISPATCHED
-        return "not_dispatched" if lost else "completed"
-    raise RowRefusedError(f"a row of the kind {row.kind} is not emitted", row.request_id)
+    action = _ACTIONS.get(row.kind)
+    if action is None or not {"tenant_id", "request_id"} <= row.payload.keys():
+        request_id = str(row.payload.get("request_id", ""))
+        raise RowRefusedError(RowRefusal.NO_INVOCATION.value, request_id)
+    lost = row.kind == COMPLETED and row.meta.get("reason") == Reason.NOT_DISPATCHED
+    return "not_dispatched" if lost else action
 
 
 def _parse_url(url: str) -> tuple[str, str, str]:
     """The URL as redis-py takes it, the durability and the prefix."""
-    parts = urlsplit(url)
+    parts = _split_url(url)
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if fixed := sorted(FIXED_PARAMETERS & query.keys()):
+        raise MemoryUrlError(f"memory URL: the memory sets {', '.join(fixed)} itself, leave it out")
     durability = query.pop("durability", "server")
     if durability not in DURABILITIES:
         raise MemoryUrlError(
@@ -308,18 +308,31 @@ def _parse_url(url: str) -> tuple[str, str, str]:
     if scheme == "redis+socket":
         scheme = "unix"
         query.setdefault("db", query.pop("virtual_host", "0").strip("/") or "0")
-    return (
-        urlunsplit((scheme, parts.netloc, parts.path, urlencode(query), "")),
-        durability,
-        prefix,
+    # Not urlunsplit: it knows no scheme "unix" and would leave the slashes out.
+    return f"{scheme}://{parts.netloc}{parts.path}?{urlencode(query)}", durability, prefix
+
+
+def _split_url(url: str) -> SplitResult:
+    """The parts of a URL in which it is beyond doubt what is password and what is not."""
+    try:
+        parts = urlsplit(url)
+        beyond_doubt = parts.port != 0 and "@" not in f"{parts.path}{parts.query}{parts.fragment}"
+    except ValueError:
+        beyond_doubt = False
+    if beyond_doubt:
+        return parts
+    # Out here, so that no __context__ leads to an error that quotes the URL.
+    raise MemoryUrlError(
+        "memory URL: cannot tell user, password, host and port apart; it is"
+        " redis://USER:PASSWORD@HOST:PORT/DB, where / ? # @ : in user and password are written"
+        " %2F %3F %23 %40 %3A"
     )
 
 
 def _shown(url: str) -> str:
     """The URL without its password and parameters."""
     parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _row(entry: tuple[bytes, Mapping[bytes, bytes]]) -> AuditRow:

@@ -17,6 +17,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from audit import current_context
 from tasks import SkillTask
+from tasks.caller import REQUEST_ID_HEADER
 from tasks.host import skill
 
 
@@ -184,6 +185,10 @@ def declare(app: Celery) -> SimpleNamespace:
     @skill("test.bound", version="1.0.0", bind=True, app=app)
     def bound(self: Any, x: int) -> str:
         return str(self.request.id)
+
+    @skill("test.own-request-id", version="1.0.0", bind=True, app=app)
+    def own_request_id(self: Any) -> str:
+        return str(self.request.get(REQUEST_ID_HEADER))
 
     @skill("test.private", version="1.0.0", ignore_result=True, app=app)
     def private(mark: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from celery import chain
 from celery.exceptions import SoftTimeLimitExceeded
 
 from audit import AuditEmitFailed, CanonicalizationError, InvocationContext
@@ -222,35 +223,16 @@ def test_ac15_the_failure_counter_counts_both_stages(tmp_path: Path) -> None:
 def test_get_never_returns_before_the_completed_row_is_readable(stack: Stack) -> None:
     """1,000 calls: whenever a result is there, its completed row is there already."""
     with caller():
-        for number in range(1000):
-            result = stack.skills.echo.delay(number)
-            result.get(timeout=20)
-            kinds = [
-                row.kind for row in stack.memory.rows(request_id=_request_id(stack, result.id))
-            ]
-            assert kinds == [STARTED, COMPLETED]
-
-
-def _request_id(stack: Stack, task_id: str) -> str:
-    """The request_id of a message; read from the newest rows, without waiting."""
-    seen: dict[str, str] = getattr(stack, "_seen", {})
-    position = getattr(stack, "_position", "-")
-    client = stack.memory._client  # type: ignore[attr-defined]
-    for entry, fields in client.xrange(f"audit:{{{TENANT}}}:rows", min=position):
-        row = fields[b"row"].decode()
-        position = f"({entry.decode()}"
-        task = row.split('"task_id":"', 1)[1].split('"', 1)[0]
-        seen[task] = row.split('"request_id":"', 1)[1].split('"', 1)[0]
-    stack._seen, stack._position = seen, position  # type: ignore[attr-defined]
-    return seen[task_id]
+        for _ in range(1000):
+            request_id = stack.skills.own_request_id.delay().get(timeout=20)
+            rows = stack.rows(request_id=request_id, tenant_id=TENANT)
+            assert [row.kind for row in rows] == [STARTED, COMPLETED]
 
 
 def test_a_link_of_a_chain_starts_after_the_completed_row_of_the_one_before(stack: Stack) -> None:
     """In stored order, no link of a chain starts before the one before it is completed."""
     tenant = "7d444840-9dc0-41d1-b245-5ffdce74fad2"
     with caller(tenant):
-        from celery import chain
-
         add = stack.skills.add
         assert chain(add.s(1, 1), add.s(1), add.s(1)).apply_async().get(timeout=20) == 4
     assert [row.kind for row in stack.rows(tenant_id=tenant)] == [STARTED, COMPLETED] * 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import hashlib
 import inspect
@@ -621,11 +620,11 @@ def test_arguments_fit_exactly_when_python_says_so(
     skill: Callable[..., None], args: list[int], kwargs: dict[str, int]
 ) -> None:
     """SkillArgumentsError, with a reason, exactly where the call itself would be a TypeError."""
+    assume(skill not in (free, anything) or not {"x", "*args"} & kwargs.keys())  # lookalikes
     try:
         skill(*args, **kwargs)
     except TypeError:
         with pytest.raises(SkillArgumentsError, match=r"the skill: \w"):
             arguments_by_name(inspect.signature(skill), args, kwargs)
     else:
-        with contextlib.suppress(CanonicalizationError):
-            arguments_by_name(inspect.signature(skill), args, kwargs)
+        arguments_by_name(inspect.signature(skill), args, kwargs)

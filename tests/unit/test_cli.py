@@ -19,7 +19,6 @@ from audit.memory.base import AuditMemory, RowFilter, Stored
 from audit.row import (
     COMPLETED,
     AuditRow,
-    Ending,
     Identity,
     Reason,
     Refusal,
@@ -28,8 +27,9 @@ from audit.row import (
     skill_invoked_started,
     timestamp,
 )
+from tests.support import HASH, TENANT, make_ending, make_identity
 
-TENANT, OTHER = "550e8400-e29b-41d4-a716-446655440000", "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
+OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 EXAMPLE_ID = "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW"
 NOW = datetime.now(UTC)
 COMMANDS = ("list", "running", "show", "tail")
@@ -78,35 +78,23 @@ class FakeMemory(AuditMemory):
 
 
 def identity(number: int, **changes: Any) -> Identity:
-    return Identity(
-        **{
-            "request_id": f"{number:026}",
-            "skill_id": "ops.triage_alert",
-            "version": "1.0.0",
-            "caller_persona": "cuo-cpo@0.4.1",
-            "tenant_id": TENANT,
-            "trace_id": f"{number + 1:032x}",
-            "task_id": f"task-{number}",
-            **changes,
-        }
-    )
+    names = {"request_id": f"{number:026}", "trace_id": f"{number + 1:032x}"}
+    return make_identity(**{**names, "task_id": f"task-{number}", **changes})
 
 
 def started(number: int, *, ago: float = 60, **changes: Any) -> AuditRow:
     ts = timestamp(NOW - timedelta(seconds=ago))
-    return at(2 * number, skill_invoked_started(identity(number, **changes), "ab" * 32, ts=ts))
+    return at(2 * number, skill_invoked_started(identity(number, **changes), HASH, ts=ts))
 
 
 def completed(
     number: int, reason: Reason = Reason.RETURNED, *, ago: float = 30, **changes: Any
 ) -> AuditRow:
-    ending = Ending(
-        reason=reason, error_message=None if reason is Reason.RETURNED else "ValueError: boom"
-    )
     ts = timestamp(NOW - timedelta(seconds=ago))
-    return at(
-        2 * number + 1, skill_invoked_completed(identity(number, **changes), ending, 7, ts=ts)
+    row = skill_invoked_completed(
+        identity(number, **changes), make_ending(reason, "ValueError: boom"), 7, ts=ts
     )
+    return at(2 * number + 1, row)
 
 
 def at(position: int, row: AuditRow) -> AuditRow:
@@ -200,7 +188,7 @@ def test_list_keeps_to_the_newest_and_says_so(memory: FakeMemory) -> None:
     """Of more than --limit rows the newest are printed, and standard error tells the rest."""
     memory.stored = [started(number) for number in range(1, 106)]
     assert requests(run("list")) == [str(number) for number in range(6, 106)]
-    assert run("list").stderr == "5 older rows left out; --limit 0 prints all\n"
+    assert run("list").stderr == "older rows left out: 5; --limit 0 prints all\n"
     assert requests(run("list", "--limit", "2")) == ["104", "105"]
     assert run("list", "--limit", "105").stderr == ""
 
@@ -453,7 +441,8 @@ def test_the_help_names_every_command() -> None:
     listed = help_of().partition("Commands:\n")[2]
     assert sorted(audit.commands) == sorted(COMMANDS)
     for name in COMMANDS:
-        assert re.search(rf"^  {name}  +\w", listed, re.MULTILINE)
+        assert re.search(rf"^  {name}  +\w.+\.$", listed, re.MULTILINE)
+    assert "..." not in listed
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])

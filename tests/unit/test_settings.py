@@ -1,0 +1,108 @@
+"""audit/settings.py: where a setting comes from, and what it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from audit.errors import SettingsError
+from audit.settings import AuditSettings
+
+GOOD: list[tuple[str, str, Any, str, Any]] = [
+    # name, variable, value in the configuration, value in the environment, what the latter means
+    ("memory_url", "AUDIT_MEMORY_URL", "redis://conf/0", "redis://env/0", "redis://env/0"),
+    ("emit_timeout", "AUDIT_EMIT_TIMEOUT", 3, "0.5", 0.5),
+    ("error_message", "AUDIT_ERROR_MESSAGE", "masked", "type", "type"),
+    ("instrument", "AUDIT_INSTRUMENT", True, "off", False),
+]
+
+
+def read(
+    conf: dict[str, Any] | None = None, environ: dict[str, str] | None = None
+) -> AuditSettings:
+    return AuditSettings.read(conf or {}, environ or {})
+
+
+def test_defaults() -> None:
+    """With nothing set: a Redis on this machine, two seconds in all, masked texts."""
+    settings = read()
+    assert settings == AuditSettings()
+    assert settings.memory_url == "redis://127.0.0.1:6379/1"
+    assert settings.emit_timeout == 2.0
+    assert settings.error_message == "masked"
+    assert settings.instrument is True
+
+
+@pytest.mark.parametrize(("name", "variable", "conf", "env", "meant"), GOOD)
+def test_the_environment_wins_over_the_configuration(
+    name: str, variable: str, conf: Any, env: str, meant: Any
+) -> None:
+    """As Celery's own CELERY_BROKER_URL does; an empty variable counts as none."""
+    assert getattr(read({f"audit_{name}": conf}), name) == conf
+    assert getattr(read({}, {variable: env}), name) == meant
+    assert getattr(read({f"audit_{name}": conf}, {variable: env}), name) == meant
+    assert getattr(read({f"audit_{name}": conf}, {variable: ""}), name) == conf
+    assert getattr(read({f"audit_{name}": None}), name) == getattr(AuditSettings(), name)
+
+
+def test_other_settings_are_left_alone() -> None:
+    """Celery's own settings, and variables of others, change nothing."""
+    conf = {"broker_url": "redis://x", "emit_timeout": 9, "audit": 1}
+    assert read(conf, {"EMIT_TIMEOUT": "9"}) == AuditSettings()
+
+
+@pytest.mark.parametrize("text", ["1", "true", "TRUE", "yes", "On"])
+def test_words_for_true(text: str) -> None:
+    """The usual ones, in any case."""
+    assert read({}, {"AUDIT_INSTRUMENT": text}).instrument is True
+
+
+@pytest.mark.parametrize("text", ["0", "false", "False", "no", "OFF"])
+def test_words_for_false(text: str) -> None:
+    """The usual ones, in any case."""
+    assert read({"audit_instrument": True}, {"AUDIT_INSTRUMENT": text}).instrument is False
+
+
+@pytest.mark.parametrize("value", [0.01, 1, 2.5, 3600, "0.01", "1e1", " 2 "])
+def test_seconds(value: Any) -> None:
+    """A number or its text, from a hundredth of a second to an hour."""
+    assert read({"audit_emit_timeout": value}).emit_timeout == float(value)
+
+
+BAD: list[tuple[str, Any]] = [
+    *(("memory_url", value) for value in (5, b"redis://x", "  ", ["redis://x"], {})),
+    *(
+        ("emit_timeout", value)
+        for value in (0, 0.009, -1, 3601, "two", "nan", "inf", float("nan"), [], True)
+    ),
+    *(("error_message", value) for value in ("full", "MASKED", "", True, ["type"], 0)),
+    *(("instrument", value) for value in ("maybe", "2", 1, 0, 0.0, [], "")),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD, ids=[f"{n}={v!r}" for n, v in BAD])
+def test_what_a_setting_does_not_take(name: str, value: Any) -> None:
+    """The error names the setting and its variable, and never repeats the value."""
+    variable = {name: variable for name, variable, *_ in GOOD}[name]
+    with pytest.raises(SettingsError) as caught:
+        read({f"audit_{name}": value})
+    text = str(caught.value)
+    assert f"audit_{name}" in text
+    assert variable in text
+    assert "takes" in text
+
+
+def test_a_bad_value_is_not_repeated() -> None:
+    """It may be a secret in the wrong place."""
+    with pytest.raises(SettingsError) as caught:
+        read({}, {"AUDIT_EMIT_TIMEOUT": "redis://:s3cret@h", "AUDIT_INSTRUMENT": "s3cret"})
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_the_password_of_the_memory_is_not_shown() -> None:
+    """Settings that land in a log or a traceback do not carry the URL."""
+    settings = read({"audit_memory_url": "redis://:s3cret@h/0"})
+    assert "s3cret" not in repr(settings)
+    assert settings.memory_url == "redis://:s3cret@h/0"
