@@ -33,17 +33,16 @@ class Worker:
         environ = {
             **os.environ,
             **stack.environ,
+            **conf.pop("environ", {}),
             "WORKER_CONF": json.dumps(conf),
             "PYTHONPATH": str(ROOT),
         }
-        environ.update({k: v for k, v in conf.pop("environ", {}).items()})
-        environ["WORKER_CONF"] = json.dumps(conf)
-        arguments = ["-P", pool, "-c", str(concurrency), "-l", "INFO", "-E"]
+        command = [sys.executable, "-m", "celery", "-A", "tests.integration.worker_app", "worker"]
+        command += ["-P", pool, "-c", str(concurrency), "-l", "INFO", "-E"]
+        command += ["--without-mingle", "--without-gossip", "-n", f"w{len(stack.workers)}@test"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "tests.integration.worker_app", "worker"]
-                + arguments
-                + ["--without-mingle", "--without-gossip", "-n", f"w{len(stack.workers)}@test"],
+                command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=stack.directory,

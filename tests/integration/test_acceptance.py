@@ -79,7 +79,8 @@ def test_ac04_a_failed_completed_emit_is_sev1_and_reverses_nothing(tmp_path: Pat
         text = worker.text()
         assert "CRITICAL" in text
         assert "audit row not emitted at completed, the skill's effect stands" in text
-        assert '"kind":"skill.invoked_completed"' in text and '"outcome":"success"' in text
+        assert '"kind":"skill.invoked_completed"' in text
+        assert '"outcome":"success"' in text
 
 
 def test_ac05_trace_id_is_in_both_rows(stack: Stack) -> None:

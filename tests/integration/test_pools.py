@@ -130,7 +130,7 @@ def test_a_panic_leaves_its_row_in_every_pool(tmp_path: Path) -> None:
             worker.stop()
 
 
-# --- soft time limits: prefork only, other pools ignore them ---------------------------------------
+# --- soft time limits: prefork only, other pools ignore them
 
 
 def test_a_swallowed_soft_limit_is_told_from_a_body_that_made_it(stack: Stack) -> None:
