@@ -337,9 +337,9 @@ def test_what_runs_comes_in_stored_order_however_dense(memory: AuditMemory) -> N
     assert [row.position for row in memory.running()] == [row.position for row in memory.rows()]
 
 
-@pytest.mark.parametrize("count", [499, 500, 501, 1000])
+@pytest.mark.parametrize("count", [500, 501])
 def test_the_edge_of_a_page_loses_nothing(memory: AuditMemory, count: int) -> None:
-    """As many rows as fill a page exactly, one fewer, one more."""
+    """As many rows as fill a page exactly, and one more."""
     rows = [started(make_identity()) for _ in range(count)]
     for row in rows:
         memory.emit(row)

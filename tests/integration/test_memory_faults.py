@@ -396,11 +396,8 @@ def test_a_server_as_durable_as_asked_is_accepted(asked: str, appendfsync: str) 
 def test_a_server_that_does_not_tell_its_durability() -> None:
     """Where CONFIG is refused, no durability can be asked for; without asking, all is well."""
     with EmbeddedServer(fsync="always") as server:
-        client(server).execute_command("ACL SETUSER audit on >pass ~* +@all -config".encode()) if (
-            False
-        ) else client(server).execute_command(
-            "ACL", "SETUSER", "audit", "on", ">pass", "~*", "+@all", "-config"
-        )
+        rights = ("on", ">pass", "~*", "+@all", "-config")
+        client(server).execute_command("ACL", "SETUSER", "audit", *rights)
         url = with_user(server.url, "audit:pass")
         memory = open_memory(f"{url}?durability=always")
         with pytest.raises(MemoryUnsuitableError, match="does not tell"):

@@ -32,9 +32,9 @@ HERE = "tests/unit/test_imports.py"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.errors",),
     ("audit.canonical", "audit.masking"),
-    ("audit.row", "audit.settings"),
+    ("audit.row", "audit.settings", "audit.memory.server"),
     ("audit.context",),
-    ("audit.memory.base", "audit.metrics"),
+    ("audit.memory.base", "audit.metrics", "audit.memory.connection"),
     ("audit.spool", "audit.memory.redis", "audit.memory.sql", "audit.embedded"),
     ("audit.invocation", "audit.ledger.*"),
     ("audit.memory", "audit.reconciler"),
