@@ -22,7 +22,7 @@ from celery import Task
 from celery._state import _task_stack
 
 from audit.canonical import arguments_by_name, digest
-from audit.context import InvocationContext, Trace, enter, leave
+from audit.context import InvocationContext, Trace, enter
 from audit.errors import (
     CanonicalizationError,
     InvalidInvocationContext,
@@ -147,20 +147,24 @@ class SkillTask(Task):
             )
         if state.invocation.state is not State.STARTED:
             return self._call_directly(args, kwargs)  # a body that calls its own skill
-        return self._perform(state, args, kwargs)
+        try:
+            return self._perform(state, args, kwargs)
+        except BaseException as error:
+            self._close_if_open(state, error, args, kwargs)
+            raise
 
     def on_failure(
         self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any
     ) -> None:
         """Called by Celery when the task failed: closes what ``__call__`` never saw."""
-        self._close_what_is_open(exc, args, kwargs)
+        self._close_if_open(child_state(self.request_stack.top), exc, args, kwargs)
         super().on_failure(exc, task_id, args, kwargs, einfo)
 
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
     ) -> None:
         """Called by Celery last of all: closes what is open even now."""
-        self._close_what_is_open(retval, args, kwargs)
+        self._close_if_open(child_state(self.request_stack.top), retval, args, kwargs)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -186,9 +190,13 @@ class SkillTask(Task):
             raise MissingInvocationContext
         _task_stack.push(self)
         self.push_request(args=args, kwargs=kwargs)
+        request = self.request_stack.top
         try:
-            state = self._start(self.request_stack.top, args, kwargs, lambda: context)
+            state = self._start(request, args, kwargs, lambda: context)
             return self._perform(state, args, kwargs)
+        except BaseException as error:
+            self._close_if_open(child_state(request), error, args, kwargs)
+            raise
         finally:
             self.pop_request()
             _task_stack.pop()
@@ -208,11 +216,17 @@ class SkillTask(Task):
             self._refuse(request, find, error)
             raise
         place = context.trace or Trace.current() or Trace.fresh()
-        identity = self._identity(request, context.in_trace(place))
+        context = context.in_trace(place)
+        identity = self._identity(request, context)
         invocation = Invocation(identity, self._runtime.memory)
-        inherited = context.in_trace(place).published_by(identity.request_id)
-        state = vars(request)[CHILD_STATE] = ChildState(invocation, inherited)
-        invocation.start(args_hash)
+        state = ChildState(invocation, context.published_by(identity.request_id))
+        vars(request)[CHILD_STATE] = state
+        try:
+            invocation.start(args_hash)
+        except BaseException as error:
+            # A signal may have struck with the row on record, and after SystemExit no hook follows.
+            self._close_if_open(state, error, args, kwargs)
+            raise
         return state
 
     def _refuse(
@@ -247,23 +261,31 @@ class SkillTask(Task):
         )
 
     def _perform(self, state: ChildState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the body and close the invocation, whatever leaves the body."""
+        """Run the body and close the invocation, whatever leaves the body.
+
+        A signal may strike on any line; then the caller of this, or a hook, closes what is open.
+        """
         invocation: Invocation = state.invocation
-        struck = soft_limits.watch()
-        token = enter(state.inherited)
         try:
-            invocation.begin()
-            result = self._body(args, kwargs)
-            invocation.ended()
+            struck = soft_limits.watch()
+            result = self._timed_body(state, args, kwargs)
+            swallowed = soft_limits.struck != struck
+            self._close_returned(invocation, result, args, kwargs, swallowed=swallowed)
         except BaseException as error:
-            invocation.ended()
-            invocation.close(self._ending(error, args, kwargs))
+            enter(state.outside)
+            self._close_if_open(state, error, args, kwargs)
             raise
-        finally:
-            leave(token)
-        swallowed = soft_limits.struck != struck
-        self._close_returned(invocation, result, args, kwargs, swallowed=swallowed)
         return result
+
+    def _timed_body(self, state: ChildState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The body, on the clock and on behalf of its caller."""
+        enter(state.inherited)
+        try:
+            state.invocation.begin()
+            return self._body(args, kwargs)
+        finally:
+            state.invocation.ended()
+            enter(state.outside)
 
     def _close_returned(
         self,
@@ -292,11 +314,11 @@ class SkillTask(Task):
         self, error: BaseException, args: Any, kwargs: Any, reason: Reason | None = None
     ) -> Ending:
         type_only = self._runtime.settings.error_message == "type"
-        return ending_of(error, (args, kwargs), type_only=type_only, reason=reason)
+        # The values alone: parameter names stand in the skill's own code.
+        values = (args, list(kwargs.values()))
+        return ending_of(error, values, type_only=type_only, reason=reason)
 
-    def _close_what_is_open(self, left: Any, args: Any, kwargs: Any) -> None:
-        request = self.request_stack.top
-        state = child_state(request)
+    def _close_if_open(self, state: ChildState | None, left: Any, args: Any, kwargs: Any) -> None:
         if state is None or not state.invocation.open:
             return
         if isinstance(left, BaseException):

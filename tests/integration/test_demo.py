@@ -15,7 +15,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -80,7 +79,7 @@ class Demo:
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
             alive = process.status() != psutil.STATUS_ZOMBIE
-            return alive and process.environ().get(MARK) == self._mark
+            return bool(alive and process.environ().get(MARK) == self._mark)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
 
@@ -272,7 +271,7 @@ def test_a_dead_worker_fails_it(start: StartDemo) -> None:
     "variable", ["AUDIT_MEMORY_URL", "CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"]
 )
 def test_an_address_where_nobody_answers_fails_it(start: StartDemo, variable: str) -> None:
-    """An address that leads nowhere is said at once, in one line, before anything is built on it."""
+    """An address that leads nowhere is named at once, in one line."""
     demo = start(**{variable: "redis://127.0.0.1:9/0"})
     assert demo.end() == 1
     assert "The demo failed: " in demo.output()
