@@ -33,6 +33,10 @@ CONTEXT_HEADERS: Final = frozenset({PERSONA_HEADER, TENANT_HEADER, PARENT_HEADER
 
 _PERSONA = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
+#: ``UUID`` itself takes blanks, signs and underscores for digits, and so another tenant's id.
+_UUID = re.compile(
+    r"(urn:uuid:|\{)?[0-9A-Fa-f]{8}(-?[0-9A-Fa-f]{4}){3}-?[0-9A-Fa-f]{12}\}?",
+)
 _TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
 _TRACEPARENT = re.compile(
     r"(?!ff)(?P<version>[0-9a-f]{2})-(?P<trace>(?!0{32})[0-9a-f]{32})"
@@ -167,15 +171,22 @@ class InvocationContext:
 
     def in_trace(self, trace: Trace) -> InvocationContext:
         """The same caller in ``trace``."""
-        return InvocationContext(
-            self.caller_persona, self.tenant_id, None, self.parent_request_id, trace=trace
-        )
+        return self._with(trace, self.parent_request_id)
 
     def published_by(self, request_id: str) -> InvocationContext:
         """The same caller as inherited by what the invocation ``request_id`` publishes."""
-        return InvocationContext(
-            self.caller_persona, self.tenant_id, None, request_id, trace=self.trace
-        )
+        return self._with(self.trace, request_id)
+
+    def _with(self, trace: Trace | None, parent_request_id: str | None) -> InvocationContext:
+        """A copy; what was checked once is not checked again, for this is on every call's way."""
+        copy = object.__new__(InvocationContext)
+        put = object.__setattr__
+        put(copy, "caller_persona", self.caller_persona)
+        put(copy, "tenant_id", self.tenant_id)
+        put(copy, "trace_id", trace and trace.trace_id)
+        put(copy, "parent_request_id", parent_request_id)
+        put(copy, "trace", trace)
+        return copy
 
 
 _current: ContextVar[InvocationContext | None] = ContextVar("audit_context", default=None)
@@ -249,11 +260,10 @@ def _checked_persona(persona: object) -> str:
 
 
 def _checked_tenant(tenant: object) -> str:
-    try:
-        if isinstance(tenant, UUID | str) and (text := str(UUID(str(tenant)))) != NIL_TENANT:
+    if isinstance(tenant, UUID) or (isinstance(tenant, str) and _UUID.fullmatch(tenant)):
+        text = str(UUID(str(tenant)))
+        if text != NIL_TENANT:
             return text
-    except ValueError:
-        pass
     raise InvalidInvocationContext(
         f"tenant_id must be a UUID like '550e8400-e29b-41d4-a716-446655440000' and not the nil"
         f" UUID, got {_kind(tenant)}"

@@ -27,7 +27,7 @@ from typing import Final
 from ulid import ULID
 
 from audit import metrics
-from audit.errors import AuditEmitFailed, AuditMemoryError
+from audit.errors import AuditEmitFailed, AuditMemoryError, MemoryUnavailableError
 from audit.memory.base import AuditMemory, Stored
 from audit.row import (
     AuditRow,
@@ -99,6 +99,7 @@ class Invocation:
         self._began: float | None = None
         self._ended: float | None = None
         self._completed: AuditRow | None = None
+        self._interrupt: BaseException | None = None
 
     @property
     def open(self) -> bool:
@@ -113,19 +114,17 @@ class Invocation:
         """
         row = skill_invoked_started(self.identity, args_hash, ts=timestamp(self._now()))
         try:
-            interrupt = self._emit(row, "start")
+            self._emit(row, "start", State.STARTED)
         except AuditMemoryError as error:
-            self._move(State.NOT_STARTED)
             self._report_start(error)
+            self._move(State.NOT_STARTED)
+            self._pass_on_interruption()
             raise AuditEmitFailed("start", str(error)) from error
         self._began = self._clock()
-        self._move(State.STARTED)
-        if interrupt is not None:
-            raise interrupt
+        self._pass_on_interruption(soft=True)
 
     def refuse(self, refusal: Refusal, why: str) -> None:
         """Record that the invocation was not allowed to start (a row, a counter, a log record)."""
-        self._move(State.REFUSED)
         metrics.skill_refused(self.identity.skill_id, refusal.value)
         logger.warning(
             "skill %s refused (%s), request_id %s: %s",
@@ -137,12 +136,11 @@ class Invocation:
         )
         row = skill_invoked_refused(self.identity, refusal, ts=timestamp(self._now()))
         try:
-            interrupt = self._emit(row, "start")
+            self._emit(row, "start", State.REFUSED)
         except AuditMemoryError as error:
             self._report_start(error)
-            return
-        if interrupt is not None:
-            raise interrupt
+            self._move(State.REFUSED)
+        self._pass_on_interruption()
 
     def begin(self) -> None:
         """The body runs from now on."""
@@ -167,26 +165,26 @@ class Invocation:
         if self._completed is None:
             self._completed = self._row(ending)
         try:
-            interrupt = self._emit(self._completed, "completed")
+            self._emit(self._completed, "completed", State.CLOSED)
         except AuditMemoryError as error:
-            interrupt = None
-            self._move(State.UNRECORDED)
+            # In this order: a signal in between gets the row reported twice, not never.
             self._report_completed(self._completed, error)
-        else:
-            self._move(State.CLOSED)
+            self._move(State.UNRECORDED)
         metrics.skill_invoked(
             self.identity.skill_id,
             str(self._completed.payload["outcome"]),
             int(self._completed.payload["duration_ms"]),
         )
-        if interrupt is not None and not isinstance(interrupt, Exception):
-            raise interrupt
+        self._pass_on_interruption()
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _move(self, state: State) -> None:
+    def _require(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
             raise AssertionError(f"an invocation never goes from {self.state} to {state}")
+
+    def _move(self, state: State) -> None:
+        self._require(state)
         self.state = state
 
     def _row(self, ending: Ending) -> AuditRow:
@@ -209,24 +207,47 @@ class Invocation:
             return 0
         return round((ended - began) * 1000)
 
-    def _emit(self, row: AuditRow, stage: metrics.Stage) -> BaseException | None:
-        """Emit ``row``, again when a signal interrupts; gives back the interruption."""
-        interrupt: BaseException | None = None
-        tries = 0
-        while True:
-            began = self._clock()
+    def _emit(self, row: AuditRow, stage: metrics.Stage, then: State) -> None:
+        """Emit ``row`` and go to ``then``; done again when a signal interrupts.
+
+        The step to ``then`` is part of what is done again, so that no signal finds a row on record
+        and an invocation that does not know it.
+
+        Raises:
+            AuditMemoryError: the memory did not take the row, or was interrupted too often.
+        """
+        self._require(then)
+        for _ in range(INTERRUPTIONS):
             try:
-                self._note(self._memory.emit(row), row)
-                return interrupt
+                self._note(self._timed(row, stage), row)
+                self._move(then)
+                return
             except AuditMemoryError:
                 raise
             except BaseException as error:  # whatever a signal handler raises in here
-                tries += 1
-                if tries == INTERRUPTIONS:
-                    raise
-                interrupt = error
-            finally:
-                metrics.emit_took(stage, (self._clock() - began) * 1000)
+                self._interrupt = self._interrupt if _asks_to_exit(self._interrupt) else error
+                if self.state is then:
+                    return
+        raise MemoryUnavailableError(
+            f"the emit was interrupted {INTERRUPTIONS} times, by {type(self._interrupt).__name__}"
+        ) from self._interrupt
+
+    def _timed(self, row: AuditRow, stage: metrics.Stage) -> Stored:
+        began = self._clock()
+        try:
+            return self._memory.emit(row)
+        finally:
+            metrics.emit_took(stage, (self._clock() - began) * 1000)
+
+    def _pass_on_interruption(self, *, soft: bool = False) -> None:
+        """Raise what a signal handler raised inside an emit, now that the row's lot is known.
+
+        What asks the process to exit, always; a soft time limit only where it still has something
+        to stop.
+        """
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None and (soft or _asks_to_exit(interrupt)):
+            raise interrupt
 
     def _note(self, stored: Stored, row: AuditRow) -> None:
         if stored is Stored.LATE:
@@ -263,6 +284,10 @@ class Invocation:
             text,
             extra={"severity": "sev-1", "audit_row": text},
         )
+
+
+def _asks_to_exit(interrupt: BaseException | None) -> bool:
+    return interrupt is not None and not isinstance(interrupt, Exception)
 
 
 def new_request_id() -> str:

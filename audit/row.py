@@ -111,6 +111,9 @@ _OUTCOMES: Final[Mapping[Reason, Outcome]] = {
 }
 
 
+_spell: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
     """How one invocation ended.
@@ -213,12 +216,16 @@ class AuditRow:
         A row holds only strings, small whole numbers, booleans and null under ASCII keys. For
         these, sorted ``json.dumps`` IS the canonical form, at a fifth of the cost; a test
         compares the two.
+
+        Raises:
+            RowError: a text holds a lone surrogate.
         """
         if self._stored is not None:
             return self._stored
-        return json.dumps(
-            self.as_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=False
-        ).encode()
+        try:
+            return _spell(self.as_dict()).encode()
+        except UnicodeEncodeError as error:
+            raise RowError(f"a text of the row has no UTF-8 form: {error.reason}") from None
 
     def as_dict(self) -> dict[str, Any]:
         """The row as a plain JSON document."""
@@ -239,6 +246,8 @@ class AuditRow:
         """
         try:
             document = json.loads(stored)
+            if not isinstance(document["payload"], dict) or not isinstance(document["meta"], dict):
+                raise TypeError("payload and meta must be objects")
             return cls(
                 kind=document["kind"],
                 ts=document["ts"],
@@ -248,7 +257,7 @@ class AuditRow:
                 position=position,
                 _stored=stored,
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RowError(f"stored bytes at {position} are no row: {error!r}") from error
 
 

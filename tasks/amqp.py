@@ -8,9 +8,10 @@ into the message (decision 16), and where hashes take the place of argument repr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from celery.app.amqp import AMQP
+from kombu.pools import ProducerPool
 from opentelemetry import trace
 
 from audit.canonical import digest
@@ -26,6 +27,7 @@ from audit.errors import (
     SkillDefinitionError,
 )
 from tasks.caller import REQUEST_ID_HEADER, publishing_context
+from tasks.coroutine import PerThread, in_lent_thread
 from tasks.task import SkillTask
 
 #: Headers that say what is executed; Celery would let a caller's headers replace them.
@@ -34,6 +36,23 @@ PROTOCOL_HEADERS: Final = ("id", "task")
 
 class SkillAMQP(AMQP):
     """Celery's AMQP with the invocation context in every message."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
+        self._lent_producers = PerThread(self._make_producers)
+
+    @property
+    def producer_pool(self) -> Any:
+        """The producers that may be used in this thread."""
+        if in_lent_thread():
+            return self._lent_producers.get()
+        return super().producer_pool
+
+    publisher_pool = producer_pool
+
+    def _make_producers(self) -> ProducerPool:
+        limit = self.app.conf.broker_pool_limit
+        return ProducerPool(self.app.connection_for_write().Pool(limit=limit), limit=limit)
 
     def as_task_v2(
         self,
@@ -61,13 +80,24 @@ class SkillAMQP(AMQP):
             self._check_errback(errback)
         return message
 
+    def as_task_v1(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Protocol 1 has no headers to carry the caller.
+
+        Raises:
+            SkillDefinitionError: always.
+        """
+        raise SkillDefinitionError(
+            f"task_protocol must be 2, it is {self.app.conf.task_protocol}: protocol 1 has no"
+            " headers to carry the caller"
+        )
+
     def _check_errback(self, errback: Any) -> None:
         """Celery runs an errback of several arguments inline, on values that are no JSON."""
         task = self.app.tasks.get(errback.get("task")) if isinstance(errback, Mapping) else None
         if isinstance(task, SkillTask) and not task.fits_errback(errback):
             raise SkillDefinitionError(
-                f"skill {task.name} cannot be an errback: it must take exactly one argument, the"
-                " id of the failed task"
+                f"skill {task.name} cannot be an errback as given: besides what its signature"
+                " brings along, it must take exactly one argument, the id of the failed task"
             )
 
     def _create_task_sender(self) -> Callable[..., Any]:
@@ -83,9 +113,10 @@ class SkillAMQP(AMQP):
         ) -> Any:
             merged, place = self._headers(message.headers, headers or {})
             message = message._replace(headers=merged)
-            if place is None:
-                return send(producer, name, message, *rest, **options)
-            with trace.use_span(place.span(), end_on_exit=False):
+            span = place.span() if place is not None else trace.get_current_span()
+            # Also where the span is current already: an instrumentor does not leave its own span
+            # when publishing fails, and what is published next would land in that one's trace.
+            with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 return send(producer, name, message, *rest, **options)
 
         return send_task_message

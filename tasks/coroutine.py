@@ -3,6 +3,9 @@
 Where the thread already runs an event loop (an eager or direct call out of async code), and under
 gevent (whose greenlets share one thread, and asyncio has one running loop per thread), the
 coroutine gets a native thread of its own. Context variables and Celery's current request go along.
+
+gevent binds a socket to the thread that opened it, so whatever holds connections is there once for
+each thread that a coroutine was lent (:class:`PerThread`).
 """
 
 from __future__ import annotations
@@ -12,9 +15,37 @@ import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from celery._state import _task_stack
+
+T = TypeVar("T")
+
+
+class PerThread(Generic[T]):
+    """One ``T`` for the process, and under gevent one more for each thread it lends."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._own: T | None = None
+        self._lent: WeakKeyDictionary[Any, T] = WeakKeyDictionary()
+
+    def get(self) -> T:
+        """The one of this thread, made at the first call."""
+        if in_lent_thread():
+            hub = sys.modules["gevent"].get_hub()
+            if hub not in self._lent:
+                self._lent[hub] = self._make()
+            return self._lent[hub]
+        if self._own is None:
+            self._own = self._make()
+        return self._own
+
+
+def in_lent_thread() -> bool:
+    """Whether gevent is at work, and this is not its main thread."""
+    return _gevent_is_patched() and not sys.modules["gevent"].get_hub().main_hub
 
 
 def run_to_its_end(task: Any, body: Coroutine[Any, Any, Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, cast
 from audit.invocation import new_request_id
 from audit.memory import AuditMemory, open_memory
 from audit.settings import AuditSettings
+from tasks.coroutine import PerThread
 
 
 class SkillRuntime:
@@ -20,6 +21,7 @@ class SkillRuntime:
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        self._memories = PerThread(self._open_memory)
         self._worker: tuple[int, str] | None = None
         self._is_worker = False
 
@@ -27,8 +29,11 @@ class SkillRuntime:
     def settings(self) -> AuditSettings:
         return AuditSettings.read(self._app.conf, os.environ)
 
-    @cached_property
+    @property
     def memory(self) -> AuditMemory:
+        return self._memories.get()
+
+    def _open_memory(self) -> AuditMemory:
         return open_memory(self.settings.memory_url, timeout=self.settings.emit_timeout)
 
     @property

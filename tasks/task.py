@@ -48,6 +48,8 @@ from tasks.runtime import SkillRuntime, runtime_of
 SKILL_ID: Final = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+-]{0,99}")
 
+_BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
 _REFUSALS: Final[Mapping[type[Exception], Refusal]] = {
     MissingInvocationContext: Refusal.MISSING_CONTEXT,
     InvalidInvocationContext: Refusal.INVALID_CONTEXT,
@@ -107,16 +109,21 @@ class SkillTask(Task):
         return digest(arguments_by_name(self.parameters, args, kwargs))
 
     def fits_errback(self, errback: Mapping[str, Any]) -> bool:
-        """Whether Celery would publish this skill as an errback, and not call it inline.
+        """Whether Celery would publish this skill as an errback, with arguments that fit.
 
-        It publishes an errback that takes one argument more than the signature brings along.
+        It puts the id of the failed task before what the signature brings along, and calls a body
+        inline that could take more than that.
         """
-        kinds = [parameter.kind for parameter in self.parameters.parameters.values()]
-        positional = sum(
-            kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
-        )
-        brought = len(errback.get("args") or ()) + len(errback.get("kwargs") or {})
-        return Parameter.VAR_POSITIONAL not in kinds and positional - brought <= 1
+        args, kwargs = tuple(errback.get("args") or ()), errback.get("kwargs") or {}
+        immutable = bool(errback.get("immutable"))
+        try:
+            self.parameters.bind(*(args if immutable else ("id", *args)), **kwargs)
+        except TypeError:
+            return False
+        places = [p for p in self.parameters.parameters.values() if p.kind in _BY_PLACE]
+        taken = 0 if immutable else len(args) + sum(p.name in kwargs for p in places)
+        various = any(p.kind is p.VAR_POSITIONAL for p in self.parameters.parameters.values())
+        return len(places) - taken <= 1 and not various
 
     # --- the life of an invocation ------------------------------------------------------------
 

@@ -30,6 +30,5 @@ def open_memory(url: str, *, timeout: float = 2.0) -> AuditMemory:
     # What is no word may be a password in the wrong place.
     named = f"scheme {scheme!r}" if scheme.replace("+", "").isalnum() and scheme != url else "URL"
     raise MemoryUrlError(
-        f"unknown memory {named}: use one of"
-        f" {', '.join(f'{known}://' for known in _REDIS_SCHEMES)}"
+        f"unknown memory {named}: use one of {', '.join(f'{known}://' for known in _REDIS_SCHEMES)}"
     )

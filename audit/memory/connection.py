@@ -99,7 +99,23 @@ class Lines:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._connect(deadline)
+            return self.connect(deadline)
+
+    def connect(self, deadline: float) -> Line:
+        """A new connection, to a server that was judged just now."""
+        self._after_fork()
+        line = Line(self._pool.make_connection())
+        left = deadline - self._clock()
+        if left <= 0:
+            raise redis.TimeoutError("the deadline passed before a connection was made")
+        line.connection.socket_timeout = line.connection.socket_connect_timeout = left
+        try:
+            line.connection.connect()
+            self._judge(line, deadline)
+        except BaseException:
+            line.connection.disconnect()
+            raise
+        return line
 
     def give_back(self, line: Line) -> None:
         """Only a connection on which nothing is outstanding may come back."""
@@ -141,20 +157,6 @@ class Lines:
         """Two processes on one connection would read each other's replies."""
         if self._pid != os.getpid():
             self._open()
-
-    def _connect(self, deadline: float) -> Line:
-        line = Line(self._pool.make_connection())
-        left = deadline - self._clock()
-        if left <= 0:
-            raise redis.TimeoutError("the deadline passed before a connection was made")
-        line.connection.socket_timeout = line.connection.socket_connect_timeout = left
-        try:
-            line.connection.connect()
-            self._judge(line, deadline)
-        except BaseException:
-            line.connection.disconnect()
-            raise
-        return line
 
     def _judge(self, line: Line, deadline: float) -> None:
         """Ask the server what it is before it gets a row: it may have been replaced."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
@@ -47,8 +47,19 @@ PAUSES: Final = (0.02, 0.1)
 CLOCK_SKEW_MS: Final = 3_600_000
 #: Parameters of redis-py that would break a promise of this module, or the reading of replies.
 FIXED_PARAMETERS: Final = frozenset(
-    "protocol legacy_responses decode_responses encoding encoding_errors max_connections"
-    " socket_timeout socket_connect_timeout retry retry_on_timeout retry_on_error".split()
+    [
+        "protocol",
+        "legacy_responses",
+        "decode_responses",
+        "encoding",
+        "encoding_errors",
+        "max_connections",
+        "socket_timeout",
+        "socket_connect_timeout",
+        "retry",
+        "retry_on_timeout",
+        "retry_on_error",
+    ]
 )
 
 _SCRIPT: Final = resources.files("audit.memory").joinpath("append.lua").read_text(encoding="utf-8")
@@ -120,7 +131,7 @@ class RedisMemory(AuditMemory):
 
     def check(self) -> None:
         with self._errors_of_ours():
-            self._lines.give_back(self._lines.take(self._clock() + self._timeout))
+            self._lines.give_back(self._lines.connect(self._clock() + self._timeout))
 
     def emit(self, row: AuditRow) -> Stored:
         deadline = self._clock() + self._timeout
@@ -159,7 +170,9 @@ class RedisMemory(AuditMemory):
 
     def _command(self, row: AuditRow) -> Command:
         action, keys = _action(row), Keys(self._prefix, row.tenant_id)
-        return (3, keys.rows, keys.requests, keys.open, action, row.request_id, row.to_bytes())
+        # "3" and no number: a signal handler that raises while hiredis turns a number into text
+        # ends the process with a segmentation fault (seen with hiredis 3.5).
+        return ("3", keys.rows, keys.requests, keys.open, action, row.request_id, row.to_bytes())
 
     def _send(self, row: AuditRow, command: Command, deadline: float) -> Stored:
         line = self._lines.take(deadline)
@@ -314,13 +327,10 @@ def _parse_url(url: str) -> tuple[str, str, str]:
 
 def _split_url(url: str) -> SplitResult:
     """The parts of a URL in which it is beyond doubt what is password and what is not."""
-    try:
+    with suppress(ValueError):
         parts = urlsplit(url)
-        beyond_doubt = parts.port != 0 and "@" not in f"{parts.path}{parts.query}{parts.fragment}"
-    except ValueError:
-        beyond_doubt = False
-    if beyond_doubt:
-        return parts
+        if parts.port != 0 and "@" not in f"{parts.path}{parts.query}{parts.fragment}":
+            return parts
     # Out here, so that no __context__ leads to an error that quotes the URL.
     raise MemoryUrlError(
         "memory URL: cannot tell user, password, host and port apart; it is"

@@ -114,6 +114,16 @@ def declare(app: Celery) -> SimpleNamespace:
             raise KeyError("transient")
         return "done"
 
+    @skill(
+        "test.autoretry-everything",
+        version="1.0.0",
+        app=app,
+        autoretry_for=(Exception,),
+        retry_kwargs={"max_retries": 3, "countdown": 0},
+    )
+    def autoretry_everything() -> str:
+        return "done"
+
     @skill("test.ignore", version="1.0.0", app=app)
     def ignore() -> None:
         raise Ignore
@@ -148,6 +158,11 @@ def declare(app: Celery) -> SimpleNamespace:
     async def async_nested(x: int) -> str:
         await asyncio.sleep(0.001)
         return str(echo.delay(x).id)
+
+    @skill("test.async-calls-directly", version="1.0.0", app=app)
+    async def async_calls_directly(x: int) -> Any:
+        await asyncio.sleep(0.001)
+        return echo(x)
 
     @skill("test.nested", version="1.0.0", app=app)
     def nested(x: int) -> str:

@@ -7,6 +7,7 @@ sending the row again is safe.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import socketserver
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -34,6 +35,8 @@ from audit.errors import (
     RowRefusedError,
 )
 from audit.memory.base import RowRefusal, Stored
+from audit.memory.connection import Command, Line
+from audit.memory.redis import RedisMemory
 from audit.row import AuditRow
 from tests.support import (
     check_every_row,
@@ -157,6 +160,20 @@ def test_a_hanging_server_is_unavailable(server: EmbeddedServer, warm: bool) -> 
         assert len(list(memory.rows(request_id=identity.request_id))) == 1
 
 
+def test_check_reaches_the_server_each_time(server: EmbeddedServer) -> None:
+    """An idle connection proves nothing: the server may hang, or be another, since it was made."""
+    memory = open_memory(server.url, timeout=DEADLINE)
+    memory.emit(started(make_identity()))
+    server.pause()
+    unavailable(memory.check)
+    server.resume()
+    memory.check()
+    client(server).config_set("maxmemory-policy", "allkeys-lru")
+    with pytest.raises(MemoryUnsuitableError, match="allkeys-lru"):
+        memory.check()
+    memory.close()
+
+
 def test_many_at_once_wait_no_longer_than_one(server: EmbeddedServer) -> None:
     """While the server hangs, 20 threads all have their answer by one deadline: nobody queues."""
     memory = open_memory(server.url, timeout=DEADLINE)
@@ -174,6 +191,23 @@ def test_many_at_once_wait_no_longer_than_one(server: EmbeddedServer) -> None:
         for thread in threads:
             thread.join()
     assert len(texts) == 20
+    server.resume()
+    memory.close()
+
+
+def test_time_spent_before_the_reply_counts(server: EmbeddedServer) -> None:
+    """What is left of the deadline bounds the wait for the reply, not the whole timeout again."""
+    looks = itertools.count(-1000)
+
+    def clock() -> float:
+        """Most of the minute passes between emit's first look at the clock and its second."""
+        return time.monotonic() + (59.5 if next(looks) > 0 else 0.0)
+
+    memory = RedisMemory(server.url, timeout=60, clock=clock)
+    memory.check()
+    server.pause()
+    looks = itertools.count()
+    unavailable(lambda: memory.emit(started(make_identity())))
     server.resume()
     memory.close()
 
@@ -205,18 +239,20 @@ def test_a_master_without_its_replicas_is_unavailable(server: EmbeddedServer) ->
 
 def test_a_full_server_is_unavailable_and_loses_nothing() -> None:
     """Out of memory, emits fail whole: no half-stored invocation, and all fine with more room."""
-    with EmbeddedServer(maxmemory="1mb") as server:
-        with checked_memory(server.url, timeout=DEADLINE) as memory:
-            identity = make_identity()
-            assert "maxmemory" in unavailable(lambda: memory.emit(started(identity)))
-            assert list(memory.rows()) == []
-            client(server).config_set("maxmemory", "64mb")
-            memory.emit(started(identity))
-            client(server).config_set("maxmemory", "1mb")
-            assert "maxmemory" in unavailable(lambda: memory.emit(completed(identity)))
-            assert [row.request_id for row in memory.running()] == [identity.request_id]
-            client(server).config_set("maxmemory", "64mb")
-            assert memory.emit(completed(identity)) is Stored.NEW
+    with (
+        EmbeddedServer(maxmemory="1mb") as server,
+        checked_memory(server.url, timeout=DEADLINE) as memory,
+    ):
+        identity = make_identity()
+        assert "maxmemory" in unavailable(lambda: memory.emit(started(identity)))
+        assert list(memory.rows()) == []
+        client(server).config_set("maxmemory", "64mb")
+        memory.emit(started(identity))
+        client(server).config_set("maxmemory", "1mb")
+        assert "maxmemory" in unavailable(lambda: memory.emit(completed(identity)))
+        assert [row.request_id for row in memory.running()] == [identity.request_id]
+        client(server).config_set("maxmemory", "64mb")
+        assert memory.emit(completed(identity)) is Stored.NEW
 
 
 # --- a server that must not be used ---------------------------------------------------------------
@@ -301,6 +337,10 @@ def serving(handler: type[socketserver.BaseRequestHandler]) -> Iterator[socketse
         thread.join()
 
 
+def url_of(server: socketserver.TCPServer) -> str:
+    return f"redis://127.0.0.1:{server.server_address[1]}/0"
+
+
 @pytest.mark.parametrize(
     ("info", "told"),
     [
@@ -314,7 +354,7 @@ def test_a_server_that_is_too_old_is_refused(info: bytes, told: str) -> None:
     """Redis before 7.0 and Valkey before 8 get no row; the error names both versions."""
     with serving(Fake) as fake:
         fake.info = info  # type: ignore[attr-defined]
-        memory = open_memory("redis://127.0.0.1:{1}/0".format(*fake.server_address))
+        memory = open_memory(url_of(fake))
         for call in (memory.check, lambda: memory.emit(started(make_identity()))):
             with pytest.raises(MemoryUnsuitableError, match="too old") as caught:
                 call()
@@ -335,7 +375,7 @@ def test_a_server_that_is_new_enough_is_accepted(info: bytes) -> None:
     """Versions are compared as numbers."""
     with serving(Fake) as fake:
         fake.info = info  # type: ignore[attr-defined]
-        memory = open_memory("redis://127.0.0.1:{1}/0".format(*fake.server_address))
+        memory = open_memory(url_of(fake))
         memory.check()
         memory.close()
 
@@ -349,7 +389,7 @@ class Web(socketserver.StreamRequestHandler):
 def test_what_is_no_such_server_at_all_is_unavailable() -> None:
     """Something else behind the port, say a web server, is an error of ours."""
     with serving(Web) as web:
-        memory = open_memory("redis://127.0.0.1:{1}/0".format(*web.server_address), timeout=DEADLINE)
+        memory = open_memory(url_of(web), timeout=DEADLINE)
         unavailable(memory.check)
         unavailable(lambda: memory.emit(started(make_identity())))
         unavailable(lambda: list(memory.rows()))
@@ -408,13 +448,14 @@ def test_a_server_that_does_not_tell_its_durability() -> None:
 
 
 def test_a_user_without_the_rights_is_unavailable(server: EmbeddedServer) -> None:
-    """Rights that are missing, for the script or its commands, are told as the server tells them."""
+    """Rights that are missing, for the script or in it, are told as the server tells them."""
     admin = client(server)
     for number, rights in enumerate([["-script"], ["-evalsha", "-eval"], ["-xadd"], ["-info"]]):
         user = f"user{number}"
         admin.execute_command("ACL", "SETUSER", user, "on", ">pass", "~*", "+@all", *rights)
         memory = open_memory(with_user(server.url, f"{user}:pass"), timeout=DEADLINE)
-        assert "permissions" in unavailable(lambda memory=memory: memory.emit(started(make_identity())))
+        text = unavailable(lambda memory=memory: memory.emit(started(make_identity())))
+        assert "permissions" in text
         memory.close()
 
 
@@ -590,7 +631,7 @@ def test_a_reply_lost_after_the_write_makes_no_second_row(
     """The emit tries again by itself, and the memory knows the row."""
     with serving(Cut) as proxy:
         proxy.port, proxy.lose = server.port, 0  # type: ignore[attr-defined]
-        url = "redis://127.0.0.1:{1}/0".format(*proxy.server_address)
+        url = url_of(proxy)
         with checked_memory(url) as memory:
             identity = make_identity()
             memory.emit(started(identity))
@@ -607,7 +648,7 @@ def test_replies_lost_for_good_are_unavailable(server: EmbeddedServer) -> None:
     """The row landed and its writer cannot know; sending it later again is safe."""
     with serving(Cut) as proxy:
         proxy.port, proxy.lose = server.port, 0  # type: ignore[attr-defined]
-        url = "redis://127.0.0.1:{1}/0".format(*proxy.server_address)
+        url = url_of(proxy)
         with checked_memory(url, timeout=DEADLINE) as memory:
             memory.emit(started(make_identity()))
             row = started(make_identity())
@@ -653,7 +694,8 @@ def interrupted(emit: Callable[[AuditRow], Stored], row: AuditRow, after: float)
 
 
 @pytest.mark.timeout(300, method="thread")
-def test_a_signal_never_leaves_a_foreign_reply_behind(server: EmbeddedServer, striking: None) -> None:
+@pytest.mark.usefixtures("striking")
+def test_a_signal_never_leaves_a_foreign_reply_behind(server: EmbeddedServer) -> None:
     """Emits interrupted at 600 different moments: each next one reads the reply to its own row."""
     with checked_memory(server.url) as memory:
         struck = 0
@@ -672,7 +714,9 @@ def test_a_signal_never_leaves_a_foreign_reply_behind(server: EmbeddedServer, st
 
 
 @pytest.mark.timeout(300, method="thread")
-def test_a_signal_while_waiting_for_the_reply(server: EmbeddedServer, striking: None) -> None:
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux tells what is unread")
+@pytest.mark.usefixtures("striking")
+def test_a_signal_while_waiting_for_the_reply(server: EmbeddedServer) -> None:
     """The request is out and its reply is not in when the signal strikes: nobody else gets it."""
     with checked_memory(server.url) as memory:
         memory.check()
@@ -689,6 +733,29 @@ def test_a_signal_while_waiting_for_the_reply(server: EmbeddedServer, striking: 
             with pytest.raises(RowRefusedError):
                 memory.emit(completed(make_identity()))
             assert memory.emit(row) in (Stored.NEW, Stored.REPEATED)
+
+
+def test_no_number_is_left_to_turn_into_text(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything an emit sends is text already: where a signal handler raises while hiredis turns a
+    number into text, the process ends with a segmentation fault.
+    """
+    sent: list[object] = []
+    exchange = Line.exchange
+
+    def spy(line: Line, commands: Sequence[Command], left: Callable[[], float]) -> list[object]:
+        sent.extend(word for command in commands for word in command)
+        return exchange(line, commands, left)
+
+    monkeypatch.setattr(Line, "exchange", spy)
+    with checked_memory(server.url) as memory:
+        identity = make_identity()
+        memory.emit(started(identity))
+        client(server).script_flush()
+        memory.emit(completed(identity))
+    assert {type(word) for word in sent} == {str, bytes}
+    assert b"EVALSHA" in sent or "EVALSHA" in sent
 
 
 def strike_once_sent(server: EmbeddedServer, thread: int) -> None:
@@ -757,7 +824,7 @@ def test_each_prefix_is_a_memory_of_its_own(server: EmbeddedServer) -> None:
         assert one.emit(row) is Stored.NEW
         assert two.emit(row) is Stored.NEW
         assert len(list(one.rows())) == len(list(two.rows())) == 1
-    names = {key.decode().partition(":{")[0] for key in client(server).keys()}
+    names = {key.decode().partition(":{")[0] for key in client(server).scan_iter()}
     assert names == {"one", "one:tenants", "two:deep", "two:deep:tenants"}
 
 
@@ -853,6 +920,18 @@ def test_the_first_row_of_a_tenant_is_never_out_of_reach(server: EmbeddedServer)
     assert memory.emit(row) in (Stored.NEW, Stored.REPEATED)
     assert [r.to_bytes() for r in check_every_row(memory)] == [row.to_bytes()]
     memory.close()
+
+
+def test_what_runs_is_found_without_the_history(server: EmbeddedServer) -> None:
+    """The server keeps a list of the open invocations alone, however many were closed."""
+    with checked_memory(server.url) as memory:
+        for number in range(30):
+            identity = make_identity()
+            memory.emit(started(identity))
+            if number % 10:
+                memory.emit(completed(identity))
+        assert client(server).zcard(f"audit:{{{identity.tenant_id}}}:open") == 3
+        assert len(list(memory.running())) == 3
 
 
 def test_an_open_memory_connects_only_when_it_is_used(server: EmbeddedServer) -> None:

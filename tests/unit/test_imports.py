@@ -4,7 +4,7 @@
    family (``audit.ledger.*``, and the host, ``tasks.*`` with ``celeryconfig``).
 2. No circles, not inside a family either.
 3. ``audit`` never imports Celery or the host built on it.
-4. Nothing is imported inside a function, but in the two places of ``LATE_IMPORTS``.
+4. Nothing is imported inside a function, but in the place of ``LATE_IMPORTS``.
 5. The verifier derives everything again: it never reaches the sealer, not through others either.
 6. ``audit/__init__.py`` stays light: errors, rows, context, memory.
 7. A module that the table does not name is an error: whoever adds one says where it stands.
@@ -31,8 +31,8 @@ HERE = "tests/unit/test_imports.py"
 #: From the ground up. ``name.*`` is a family: the package, with all its modules.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.errors",),
-    ("audit.canonical", "audit.masking"),
-    ("audit.row", "audit.settings", "audit.memory.server"),
+    ("audit.canonical", "audit.masking", "audit.binary"),
+    ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
     ("audit.context",),
     ("audit.memory.base", "audit.metrics", "audit.memory.connection"),
     ("audit.spool", "audit.memory.redis", "audit.memory.sql", "audit.embedded"),
@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("celeryconfig", "tasks.*"),
 )
 LIGHT = {"audit.errors", "audit.row", "audit.context", "audit.memory", "audit.memory.base"}
-LATE_IMPORTS = {("audit.memory", "open_memory"), ("audit.embedded", "find_server")}
+LATE_IMPORTS = {("audit.memory", "open_memory")}
 NEVER_IN_AUDIT = ("celery", "tasks", "celeryconfig")
 VERIFIER, SEALER = "audit.ledger.verifier", "audit.ledger.sealer"
 

@@ -1,0 +1,107 @@
+"""A tiny run of the bench: it ends well, prints every row, and leaves nothing. No word on speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from audit.binary import find_server
+from audit.errors import EmbeddedServerError
+from bench.crew import Variant
+from tests.support import missing, wait_until
+
+ROOT = Path(__file__).parents[2]
+
+THROUGHPUT = [variant.label for variant in Variant]
+EMIT = [
+    f"{what}, fsync {fsync}, {writers}"
+    for what in ("one append, nothing else (floor)", "memory.emit")
+    for fsync in ("everysec", "always")
+    for writers in ("1 writer", "8 writers")
+]
+WAITING = [Variant.BARE.label, Variant.AUDITED.label]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(autouse=True)
+def server_on_this_machine() -> None:
+    try:
+        find_server()
+    except EmbeddedServerError as error:
+        missing(str(error))
+
+
+def left(directory: Path, program: str = "") -> list[psutil.Process]:
+    """Live processes that a bench with that temporary directory started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            own = process.environ().get("TMPDIR") == str(directory)
+            if own and program in " ".join(process.cmdline()):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+@contextmanager
+def bench(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(directory)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            for other in left(directory):
+                other.kill()
+
+
+@pytest.mark.parametrize(
+    ("section", "rows"),
+    [
+        ("throughput", 3 * THROUGHPUT + ["the same, of Celery + OpenTelemetry"]),
+        ("emit", EMIT),
+        ("roundtrip", WAITING),
+        ("memory", 2 * WAITING),
+    ],
+)
+def test_a_tiny_run(section: str, rows: list[str], tmp_path: Path) -> None:
+    """Status 0, every row in its tables, the samples written, and nothing left."""
+    samples = tmp_path / "samples.json"
+    short = ("--rounds", "1", "--tasks", "20", "--only", section, "--json", str(samples))
+    with bench(tmp_path, *short) as process:
+        printed, errors = process.communicate()
+        assert process.returncode == 0, errors
+        lines = [line.split("|")[1].strip() for line in printed.splitlines() if line[:2] == "| "]
+        for row in rows:
+            assert lines.count(row) == rows.count(row), printed
+        assert set(json.loads(samples.read_text())) == {"environment", section}
+        assert left(tmp_path) == []
+        assert list(tmp_path.iterdir()) == [samples]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_an_early_end_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
+    """However the bench ends, so do its workers, publishers and server."""
+    with bench(tmp_path, "--only", "throughput", "--tasks", "10000") as process:
+        wait_until(lambda: len(left(tmp_path, "bench.worker")) >= len(Variant), timeout=60)
+        process.send_signal(number)
+        assert process.wait(60) != 0
+        wait_until(lambda: left(tmp_path) == [], timeout=60)
