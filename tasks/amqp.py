@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
+from celery import Celery
 from celery.app.amqp import AMQP
 from kombu.pools import ProducerPool
 from opentelemetry import trace
@@ -32,6 +33,8 @@ from tasks.task import SkillTask
 
 #: Headers that say what is executed; Celery would let a caller's headers replace them.
 PROTOCOL_HEADERS: Final = ("id", "task")
+
+_PROTOCOL: Final = "task_protocol must be 2: protocol 1 has no headers to carry the caller"
 
 
 class SkillAMQP(AMQP):
@@ -86,10 +89,7 @@ class SkillAMQP(AMQP):
         Raises:
             SkillDefinitionError: always.
         """
-        raise SkillDefinitionError(
-            f"task_protocol must be 2, it is {self.app.conf.task_protocol}: protocol 1 has no"
-            " headers to carry the caller"
-        )
+        raise SkillDefinitionError(_PROTOCOL)
 
     def _check_errback(self, errback: Any) -> None:
         """Celery runs an errback of several arguments inline, on values that are no JSON."""
@@ -140,6 +140,16 @@ class SkillAMQP(AMQP):
         place, inherited = _place(context)
         merged = {k: v for k, v in merged.items() if k not in CONTEXT_HEADERS}
         return {**merged, **context.in_trace(place).headers()}, place if inherited else None
+
+
+def require_protocol_2(app: Celery) -> None:
+    """Refuse a configuration whose messages cannot carry the caller.
+
+    Raises:
+        SkillDefinitionError: ``task_protocol`` is not 2.
+    """
+    if app.conf.task_protocol != 2:
+        raise SkillDefinitionError(_PROTOCOL)
 
 
 def _explicit(headers: Mapping[str, Any]) -> InvocationContext | None:

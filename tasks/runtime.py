@@ -22,8 +22,8 @@ class SkillRuntime:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._memories = PerThread(self._open_memory)
-        self._worker: tuple[int, str] | None = None
-        self._is_worker = False
+        self._worker: str | None = None
+        self._others: dict[int, str] = {}
 
     @cached_property
     def settings(self) -> AuditSettings:
@@ -43,14 +43,15 @@ class SkillRuntime:
         A worker and its pool children share one, made at boot. Any other process (direct and
         eager callers, also after a fork) has its own.
         """
-        if self._worker is None or not (self._is_worker or self._worker[0] == os.getpid()):
-            self._worker = (os.getpid(), new_request_id())
-        return self._worker[1]
+        if self._worker is not None:
+            return self._worker
+        pid = os.getpid()
+        # setdefault: threads that come first at the same time must end up with one id.
+        return self._others.get(pid) or self._others.setdefault(pid, new_request_id())
 
     def boot_worker(self) -> None:
         """This process is a worker from now on; the pool children it forks share its id."""
-        self._worker = (os.getpid(), new_request_id())
-        self._is_worker = True
+        self._worker = new_request_id()
 
 
 def runtime_of(app: Any) -> SkillRuntime:

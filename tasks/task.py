@@ -106,6 +106,11 @@ class SkillTask(Task):
             SkillArgumentsError: they do not fit the signature.
             CanonicalizationError: a value has no canonical form.
         """
+        if not (isinstance(args, list | tuple) and isinstance(kwargs, Mapping)):
+            raise SkillArgumentsError(
+                "arguments must be a list and an object, got"
+                f" {type(args).__name__} and {type(kwargs).__name__}"
+            )
         return digest(arguments_by_name(self.parameters, args, kwargs))
 
     def fits_errback(self, errback: Mapping[str, Any]) -> bool:
@@ -352,4 +357,5 @@ def _text(task_id: Any) -> str | None:
 
 
 def _attempt(retries: Any) -> int:
-    return retries if type(retries) is int and retries >= 0 else 0
+    """Celery's ``retries`` where it is a number of attempts; a row has room for small ones only."""
+    return retries if type(retries) is int and 0 <= retries < 2**31 else 0

@@ -7,6 +7,7 @@ which is how a test knows that a body ran, whatever rows or results say.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from types import SimpleNamespace
@@ -42,6 +43,16 @@ class ForgetfulTask(SkillTask):
 
     def before_start(self, task_id: Any, args: Any, kwargs: Any) -> None:
         pass
+
+
+class SwallowingTask(SkillTask):
+    """Overrides before_start and swallows what the gate raises: its body must not run then."""
+
+    abstract = True
+
+    def before_start(self, task_id: Any, args: Any, kwargs: Any) -> None:
+        with contextlib.suppress(Exception):
+            super().before_start(task_id, args, kwargs)
 
 
 def declare(app: Celery) -> SimpleNamespace:
@@ -213,6 +224,14 @@ def declare(app: Celery) -> SimpleNamespace:
     @skill("test.forgetful", version="1.0.0", base=ForgetfulTask, app=app)
     def forgetful(mark: str) -> None:
         journal(mark)
+
+    @skill("test.swallows-refusal", version="1.0.0", base=SwallowingTask, app=app)
+    def swallows_refusal(mark: str) -> None:
+        journal(mark)
+
+    @skill("test.length", version="1.0.0", app=app)
+    def length(text: str) -> int:
+        return len(text)
 
     @app.task(name="test.plain", shared=False)  # type: ignore[untyped-decorator]
     def plain(x: int) -> int:

@@ -30,6 +30,7 @@ class Worker:
 
     def __init__(self, stack: Stack, pool: str, concurrency: int, **conf: Any) -> None:
         self.log = stack.directory / f"worker-{len(stack.workers)}.log"
+        app = conf.pop("app", "tests.integration.worker_app")
         environ = {
             **os.environ,
             **stack.environ,
@@ -37,7 +38,7 @@ class Worker:
             "WORKER_CONF": json.dumps(conf),
             "PYTHONPATH": str(ROOT),
         }
-        command = [sys.executable, "-m", "celery", "-A", "tests.integration.worker_app", "worker"]
+        command = [sys.executable, "-m", "celery", "-A", app, "worker"]
         command += ["-P", pool, "-c", str(concurrency), "-l", "INFO", "-E"]
         command += ["--without-mingle", "--without-gossip", "-n", f"w{len(stack.workers)}@test"]
         with self.log.open("wb") as log:
@@ -106,6 +107,11 @@ class Stack:
         worker = Worker(self, pool, concurrency, **conf)
         self.workers.append(worker)
         return worker.ready()
+
+    def running(self) -> Worker:
+        """The one worker that runs."""
+        (worker,) = (worker for worker in self.workers if worker.process.poll() is None)
+        return worker
 
     def close(self, *, check: bool = True) -> None:
         for worker in self.workers:

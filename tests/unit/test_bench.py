@@ -18,7 +18,7 @@ from bench.emit import report as emit_report
 from bench.place import Place
 from bench.processes import BenchError, clean_environment, within
 from bench.report import micros, table
-from bench.stats import median_interval, paired_ratios, percentile, slope
+from bench.stats import lowest, median_interval, paired_ratios, percentile, slope
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +79,12 @@ def test_the_interval_of_a_median(count: int, low: int, high: int, confidence: f
 def test_too_few_values_give_no_interval(count: int) -> None:
     """Up to five values never give 95 %."""
     assert median_interval([1.0] * count) is None
+
+
+def test_the_lowest_keep_their_order() -> None:
+    """The quietest rounds, as they came; all of them where there are no more."""
+    assert lowest([0.9, 0.1, 0.5, 0.0], 2) == [1, 3]
+    assert lowest([0.9, 0.1], 5) == [0, 1]
 
 
 def test_slope_is_growth_per_unit() -> None:

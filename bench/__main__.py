@@ -1,0 +1,94 @@
+"""The command: ``python -m bench [--rounds N] [--tasks N] [--only SECTION] [--json FILE]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from audit.errors import EmbeddedServerError
+from bench import emit, memory, roundtrip, throughput
+from bench.processes import BenchError
+from bench.report import environment
+
+MOST_ROUNDS: Final = 1000
+MOST_TASKS: Final = 10_000
+
+
+def _throughput(rounds: int, tasks: int) -> tuple[str, Any]:
+    batches = throughput.measure(rounds, tasks)
+    return throughput.report(batches), throughput.raw(batches)
+
+
+def _emit(rounds: int, tasks: int) -> tuple[str, Any]:
+    emits = emit.measure(tasks)
+    return emit.report(emits), emit.raw(emits)
+
+
+def _roundtrip(rounds: int, tasks: int) -> tuple[str, Any]:
+    trips = roundtrip.measure(rounds, tasks)
+    return roundtrip.report(trips), roundtrip.raw(trips)
+
+
+def _memory(rounds: int, tasks: int) -> tuple[str, Any]:
+    samples = memory.measure(tasks)
+    return memory.report(samples), memory.raw(samples)
+
+
+#: Each section measures, and gives what is printed and its samples.
+SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
+    "throughput": _throughput,
+    "emit": _emit,
+    "roundtrip": _roundtrip,
+    "memory": _memory,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    samples: dict[str, Any] = {"environment": environment()}
+    print("\n".join(f"{name}: {value}" for name, value in samples["environment"].items()))
+    print(f"{options.rounds} rounds of {options.tasks} tasks, prefork with 2 children")
+    for name in [options.only] if options.only else SECTIONS:
+        printed, samples[name] = SECTIONS[name](options.rounds, options.tasks)
+        print(f"\n{printed}", flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(samples), encoding="utf-8")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="What the audit costs.")
+    parser.add_argument(
+        "--rounds", type=_up_to(MOST_ROUNDS), default=10, help="interleaved rounds (10)"
+    )
+    parser.add_argument(
+        "--tasks",
+        type=_up_to(MOST_TASKS),
+        default=1000,
+        help="tasks of a round (1000); twice as many emits of each writer, a tenth as many round"
+        " trips, 20 times as many invocations in the memory section",
+    )
+    parser.add_argument("--only", choices=SECTIONS, help="one section instead of all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
+    return parser
+
+
+def _up_to(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"takes a whole number from 1 to {most}")
+        return int(text)
+
+    return number
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (BenchError, EmbeddedServerError) as error:
+        sys.exit(f"bench: {error}")
