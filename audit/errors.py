@@ -10,9 +10,11 @@
     ├── InvocationError
     │   ├── MissingInvocationContext   nobody said for whom the skill runs
     │   ├── InvalidInvocationContext   persona, tenant or trace is malformed (also a ValueError)
+    │   ├── PoisonedMessageError       too many workers died over the message
     │   └── NotStartedError            a delivered message reached the body without a started row
     ├── RowError                   a row breaks the published schema (also a ValueError)
     ├── SettingsError              an audit_* setting is unusable (also a ValueError)
+    ├── SpoolError                 this host's disk does not keep a row
     ├── EmbeddedServerError        no server binary to start, or it did not come up
     └── AuditMemoryError
         ├── MemoryUrlError         the URL names no memory we know (also a ValueError)
@@ -125,6 +127,16 @@ class NotStartedError(InvocationError):
     http_status = 500
 
 
+class PoisonedMessageError(InvocationError):
+    """Too many workers died over this message, so no other one runs it (``audit_max_deaths``)."""
+
+    http_status = 500
+
+
+class SpoolError(AuditError):
+    """This host's disk does not keep a row; the text says what to do."""
+
+
 class RowError(AuditError, ValueError):
     """A row breaks the published schema; the text says where."""
 
@@ -148,7 +160,16 @@ class MemoryUrlError(AuditMemoryError, ValueError):
 
 
 class MemoryUnavailableError(AuditMemoryError):
-    """The store did not answer, or refused the write, within the deadline."""
+    """The store did not answer, or refused the write, within the deadline.
+
+    Args:
+        text: what happened.
+        maybe_stored: whether the row may have been stored all the same.
+    """
+
+    def __init__(self, text: str = "", *, maybe_stored: bool = False) -> None:
+        super().__init__(text)
+        self.maybe_stored = maybe_stored
 
 
 class MemoryUnsuitableError(AuditMemoryError):

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from audit.errors import RowError
 
@@ -80,6 +80,7 @@ class Refusal(StrEnum):
     INVALID_CONTEXT = "invalid_context"
     BAD_ARGUMENTS = "bad_arguments"
     UNCANONICAL_ARGUMENTS = "uncanonical_arguments"
+    POISON = "poison"
 
 
 _OUTCOMES: Final[Mapping[Reason, Outcome]] = {
@@ -285,9 +286,17 @@ def skill_invoked_started(identity: Identity, args_hash: str, *, ts: str) -> Aud
 
 
 def skill_invoked_completed(
-    identity: Identity, ending: Ending, duration_ms: int, *, ts: str
+    identity: Identity,
+    ending: Ending,
+    duration_ms: int,
+    *,
+    ts: str,
+    duration: Literal["lower_bound", "upper_bound"] | None = None,
 ) -> AuditRow:
-    """The row that says how the invocation ended and how long it took (S1.2)."""
+    """The row that says how the invocation ended and how long it took (S1.2).
+
+    ``duration`` says what ``duration_ms`` is where nobody who ran the body measured it.
+    """
     if duration_ms < 0:
         raise RowError(f"duration_ms must not be negative, got {duration_ms}")
     return AuditRow(
@@ -303,8 +312,12 @@ def skill_invoked_completed(
             "trace_id": identity.trace_id,
             "request_id": identity.request_id,
         },
-        meta=identity.meta(reason=ending.reason.value),
+        meta=identity.meta(reason=ending.reason.value, **_known(duration=duration)),
     )
+
+
+def _known(**facts: str | None) -> dict[str, str]:
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def skill_invoked_refused(identity: Identity, refusal: Refusal, *, ts: str) -> AuditRow:

@@ -1,79 +1,55 @@
-"""Stand-ins for what an invocation meets: a memory with paired faults, a clock, a signal."""
+"""Stand-ins for what an invocation meets: a memory that fails as told, and a signal."""
 
 from __future__ import annotations
 
 import sys
 from collections import deque
 from types import ModuleType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
-from audit.errors import MemoryUnavailableError, RowRefusedError
-from audit.memory import AuditMemory
-from audit.memory.base import RowRefusal, Stored
-from audit.row import COMPLETED, STARTED, AuditRow
+from audit.errors import MemoryUnavailableError
+from audit.memory.base import Stored
+from audit.row import AuditRow
+from audit.testing import InMemory
 from tests.support import validate_row
 
 DOWN = MemoryUnavailableError("memory redis://host/1 did not answer as it should: refused")
+#: The same, and the row may have landed.
+DOUBT = MemoryUnavailableError("memory redis://host/1 did not answer in time", maybe_stored=True)
 
 
-class FakeMemory(AuditMemory):
-    """Close once, in a dictionary; ``faults`` are what the next emits do instead of returning.
+class FakeMemory(InMemory):
+    """A memory in this process whose next emits end as told, in any exception there is.
 
     A fault is ``None`` (none), ``(error, False)``: failed, not stored, or ``(error, True)``:
     failed, but stored. Rows of the kind ``lost`` are never stored.
     """
 
     def __init__(self, *faults: tuple[BaseException, bool] | None, lost: str = "") -> None:
+        super().__init__()
         self.lost = lost
-        self.faults = deque(faults)
-        self.stored: list[AuditRow] = []
+        self.plan = deque(faults)
         self.emits = 0
 
     def emit(self, row: AuditRow) -> Stored:
         self.emits += 1
-        fault = self.faults.popleft() if self.faults else None
+        fault = self.plan.popleft() if self.plan else None
         if row.kind == self.lost:
             raise DOWN
+        validate_row(row)
         if fault is None:
-            return self._store(row)
+            return super().emit(row)
         error, stored = fault
         if stored:
-            self._store(row)
+            super().emit(row)
         raise error
 
-    def _store(self, row: AuditRow) -> Stored:
-        if row in self.stored:
-            return Stored.REPEATED
-        kinds = [other.kind for other in self.stored if other.request_id == row.request_id]
-        if row.kind == COMPLETED and STARTED not in kinds:
-            raise RowRefusedError(RowRefusal.NO_STARTED_ROW.value, row.request_id)
-        if row.kind == STARTED and kinds:
-            raise RowRefusedError(RowRefusal.SECOND_STARTED_ROW.value, row.request_id)
-        if row.kind == COMPLETED and COMPLETED in kinds:
-            return Stored.LATE
-        validate_row(row)
-        self.stored.append(row)
-        return Stored.NEW
+    @property
+    def stored(self) -> list[AuditRow]:
+        return list(self.rows())
 
     def kinds(self) -> list[str]:
         return [row.kind for row in self.stored]
-
-    def check(self) -> NoReturn:
-        raise NotImplementedError
-
-    running = select = follow = close = check
-
-
-class FakeClock:
-    """Monotonic seconds that pass only when told; each reading may cost some."""
-
-    def __init__(self, step: float = 0.0) -> None:
-        self.now = 100.0
-        self.step = step
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
 
 
 class Strike:

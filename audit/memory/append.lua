@@ -2,12 +2,18 @@
 -- Appends one row of one invocation, or says why not: the whole of "close once" in one atomic step.
 --
 -- KEYS  1 stream of the tenant's rows      2 hash request_id -> state      3 sorted set of the open
--- ARGV  1 started | completed | not_dispatched | refused      2 request_id      3 the row's bytes
+--       4 hash message -> deaths
+-- ARGV  1 started | completed | settled | refused      2 request_id      3 the row's bytes
+--       4 the message whose worker died, or nothing
+--
+-- A completion is "completed" when the process that ran the body reports it, and "settled" when
+-- another one reports what it saw from outside: that one closes what is open, bars what never
+-- started, and adds nothing to what is closed.
 --
 -- A state is a letter and the positions of the invocation's rows in the stream:
 --   o START             started, not completed
 --   c START END LATE*   completed; LATE are completions that lost
---   t END LATE*         closed as not dispatched before any started row: a tombstone
+--   t                   barred before any started row came: a tombstone
 --   r ROW               refused
 -- Returns {what became of the row, its position}.
 
@@ -54,20 +60,26 @@ local function start()
 end
 
 local function complete()
-  if letter == 'r' then return {'was_refused', ''} end
+  local settled = action == 'settled'
+  if letter == 'r' then
+    if settled then return {'settled', positions[1]} end
+    return {'was_refused', ''}
+  end
   if letter == 'o' then
     local position = append(row, 'c ' .. positions[1])
     redis.call('ZREM', open, request_id)
+    if ARGV[4] ~= '' then redis.call('HINCRBY', KEYS[4], ARGV[4], 1) end
     return {'new', position}
   end
-  if not state then
-    if action ~= 'not_dispatched' then return {'no_started_row', ''} end
-    return {'new', append(row, 't')}
+  if letter ~= 'c' then
+    if not settled then return {state and 'tombstone' or 'no_started_row', ''} end
+    redis.call('HSET', requests, request_id, 't')
+    return {'barred', ''}
   end
-  local winner = letter == 'c' and 2 or 1
-  if stored_at(positions[winner], row) then return {'repeated', positions[winner]} end
+  if stored_at(positions[2], row) then return {'repeated', positions[2]} end
+  if settled then return {'settled', positions[2]} end
   local late = as_late(row)
-  for index = winner + 1, #positions do
+  for index = 3, #positions do
     if stored_at(positions[index], late) then return {'late', positions[index]} end
   end
   return {'late', append(late, state)}

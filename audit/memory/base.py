@@ -8,8 +8,9 @@ Every memory guarantees:
   done again;
 * per request_id at most one started and at most one completed row, decided in one atomic step
   whoever writes them; a rival completion is kept as ``skill.invoked_late`` (decision 4);
-* a completed row without its started row is refused, unless it closes as ``not_dispatched``:
-  then a tombstone refuses that started row for good (decision 5);
+* a completed row without its started row is refused (decision 5). But an ending that is reported
+  from outside (:data:`SETTLING`) closes what is open, adds nothing to what is closed, and where
+  no started row is, leaves a tombstone that refuses it for good should it still arrive;
 * writers of different invocations never wait for each other in the client: no lock, no
   read-modify-write, one round trip;
 * the stored bytes ARE the row.
@@ -18,21 +19,44 @@ Every memory guarantees:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-from audit.row import AuditRow
+from audit.row import AuditRow, Reason
+
+#: Endings that somebody else than the running body reports. Several may see the same one, so a
+#: second report is no rival.
+SETTLING: Final = frozenset(
+    {
+        Reason.NOT_DISPATCHED,
+        Reason.WORKER_LOST,
+        Reason.HARD_TIME_LIMIT,
+        Reason.REVOKED,
+        Reason.TERMINATED,
+        Reason.SHUTDOWN,
+        Reason.ABANDONED,
+    }
+)
+
+#: Endings that count as a death of the worker that ran the message.
+DEATHS: Final = frozenset({Reason.WORKER_LOST, Reason.ABANDONED})
 
 
 class Stored(StrEnum):
-    """What became of an emitted row."""
+    """What became of an emitted row.
+
+    ``SETTLED``: the invocation was closed or refused already, the report adds nothing.
+    ``BARRED``: it had never started, and never will.
+    """
 
     NEW = "new"
     REPEATED = "repeated"
     LATE = "late"
+    SETTLED = "settled"
+    BARRED = "barred"
 
 
 class RowRefusal(StrEnum):
@@ -91,8 +115,18 @@ class RowFilter:
         )
 
 
+def message_of(row: AuditRow) -> str:
+    """The message that an invocation ran: a redelivery is the same message, a retry another."""
+    return f"{row.meta.get('task_id')}/{row.meta.get('attempt')}"
+
+
 class AuditMemory(ABC):
-    """An append-only store of rows."""
+    """An append-only store of rows, and of the leases of those who write them."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Which memory this is, without any secret; the same in every process that uses it."""
 
     @abstractmethod
     def check(self) -> None:
@@ -131,6 +165,42 @@ class AuditMemory(ABC):
 
         Yields ``None`` whenever ``poll`` seconds went by without a row, so that a caller can stop.
         """
+
+    @abstractmethod
+    def hold_lease(self, worker: str, seconds: float) -> None:
+        """Take or renew the lease of ``worker``; it runs out after ``seconds`` (the store's clock).
+
+        Raises:
+            MemoryUnavailableError: the store did not answer within the deadline.
+        """
+
+    @abstractmethod
+    def drop_lease(self, worker: str) -> None:
+        """Give the lease of ``worker`` back."""
+
+    @abstractmethod
+    def leases(self, workers: Collection[str]) -> set[str]:
+        """Those of ``workers`` whose lease is held now."""
+
+    @abstractmethod
+    def lived_ms(self, started: AuditRow, worker: str) -> int:
+        """Milliseconds from a stored started row to the last sign of life of ``worker``."""
+
+    @abstractmethod
+    def deaths(self, tenant_id: str, message: str) -> int:
+        """How often a worker died over ``message`` (see :func:`message_of`)."""
+
+    @abstractmethod
+    def lead(self, role: str, holder: str, seconds: float) -> bool:
+        """Whether ``holder`` leads in ``role`` now; leading is taken or renewed for ``seconds``."""
+
+    @abstractmethod
+    def give_up(self, role: str, holder: str) -> None:
+        """``holder`` leads no longer."""
+
+    @abstractmethod
+    def is_led(self, role: str) -> bool:
+        """Whether anybody leads in ``role`` now."""
 
     @abstractmethod
     def close(self) -> None:

@@ -93,6 +93,13 @@ class Lines:
         self._after_fork()
         return self._client
 
+    @property
+    def place(self) -> str:
+        """Which database of which server, however its URL is spelled."""
+        to = self._pool.connection_kwargs
+        where = to.get("path") or f"{to.get('host', 'localhost')}:{to.get('port', 6379)}"
+        return f"{where}/{to.get('db', 0)}"
+
     def take(self, deadline: float) -> Line:
         """An idle connection, or a new one."""
         self._after_fork()

@@ -5,6 +5,7 @@ Keys, all of one tenant in one slot (``{...}`` is the hash tag)::
     PREFIX:{TENANT}:rows      stream    the rows, field ``row`` holding the stored bytes
     PREFIX:{TENANT}:requests  hash      request_id -> state (see append.lua)
     PREFIX:{TENANT}:open      zset      request_ids started and not completed, by server time
+    PREFIX:{TENANT}:deaths    hash      message -> how many workers died over it
     PREFIX:tenants            set       every tenant that has rows
 
 An emit is one script call and one round trip. The first emit of a tenant on a connection carries
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -34,10 +35,19 @@ from audit.errors import (
     MemoryUrlError,
     RowRefusedError,
 )
-from audit.memory.base import AuditMemory, RowFilter, RowRefusal, Stored
+from audit.memory.base import (
+    DEATHS,
+    SETTLING,
+    AuditMemory,
+    RowFilter,
+    RowRefusal,
+    Stored,
+    message_of,
+)
 from audit.memory.connection import Command, Line, Lines
+from audit.memory.redis_lease import RedisLeases
 from audit.memory.server import DURABILITIES
-from audit.row import COMPLETED, REFUSED, STARTED, AuditRow, Reason
+from audit.row import COMPLETED, REFUSED, STARTED, AuditRow
 
 #: Rows fetched in one read; bounds the memory a query needs.
 PAGE: Final = 500
@@ -91,6 +101,17 @@ class Keys:
     def open(self) -> str:
         return f"{self.prefix}:{{{self.tenant_id}}}:open"
 
+    @property
+    def deaths(self) -> str:
+        return f"{self.prefix}:{{{self.tenant_id}}}:deaths"
+
+
+@dataclass(slots=True)
+class Doubt:
+    """Whether a row may have been stored by a try that failed."""
+
+    maybe_stored: bool = False
+
 
 class RedisMemory(AuditMemory):
     """An audit memory on a Redis or Valkey server.
@@ -127,7 +148,13 @@ class RedisMemory(AuditMemory):
         except (ValueError, TypeError, RedisError) as error:
             raise MemoryUrlError(f"memory URL {_shown(self._url)}: {error}") from None
 
+        self._leases = RedisLeases(self._ask, self._prefix)
+
     # --- the contract -------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return f"{self._lines.place} {self._prefix}"
 
     def check(self) -> None:
         with self._errors_of_ours():
@@ -135,12 +162,13 @@ class RedisMemory(AuditMemory):
 
     def emit(self, row: AuditRow) -> Stored:
         deadline = self._clock() + self._timeout
-        command = self._command(row)
-        with self._errors_of_ours():
+        command = self.command(row)
+        doubt = Doubt()
+        with self._errors_of_ours(doubt):
             pauses = iter(PAUSES)
             while True:
                 try:
-                    return self._send(row, command, deadline)
+                    return self._send(row, command, deadline, doubt)
                 except (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, OSError):
                     self._lines.drop_idle()
                     pause = next(pauses, None)
@@ -163,24 +191,63 @@ class RedisMemory(AuditMemory):
         }
         return self._follow(wanted, seen, poll)
 
+    def hold_lease(self, worker: str, seconds: float) -> None:
+        self._leases.hold(worker, seconds)
+
+    def drop_lease(self, worker: str) -> None:
+        self._leases.drop(worker)
+
+    def leases(self, workers: Collection[str]) -> set[str]:
+        return self._leases.held(workers)
+
+    def lived_ms(self, started: AuditRow, worker: str) -> int:
+        seen = self._leases.seen_ms(worker)
+        return 0 if seen is None else max(0, seen - _place(started)[0])
+
+    def deaths(self, tenant_id: str, message: str) -> int:
+        return int(self._ask("hget", Keys(self._prefix, tenant_id).deaths, message) or 0)
+
+    def lead(self, role: str, holder: str, seconds: float) -> bool:
+        return self._leases.lead(role, holder, seconds)
+
+    def give_up(self, role: str, holder: str) -> None:
+        self._leases.give_up(role, holder)
+
+    def is_led(self, role: str) -> bool:
+        return self._leases.is_led(role)
+
     def close(self) -> None:
         self._lines.close()
 
     # --- emit ---------------------------------------------------------------------------------
 
-    def _command(self, row: AuditRow) -> Command:
-        action, keys = _action(row), Keys(self._prefix, row.tenant_id)
-        # "3" and no number: a signal handler that raises while hiredis turns a number into text
-        # ends the process with a segmentation fault (seen with hiredis 3.5).
-        return ("3", keys.rows, keys.requests, keys.open, action, row.request_id, row.to_bytes())
+    @property
+    def script(self) -> str:
+        """The script that :meth:`command` calls."""
+        return _SCRIPT
 
-    def _send(self, row: AuditRow, command: Command, deadline: float) -> Stored:
+    def command(self, row: AuditRow) -> Command:
+        """What EVALSHA is called with for ``row``: the number of keys, the keys, the arguments."""
+        action, keys = _action(row), Keys(self._prefix, row.tenant_id)
+        dead = message_of(row) if row.meta.get("reason") in DEATHS else ""
+        # "4" and no number: a signal handler that raises while hiredis turns a number into text
+        # ends the process with a segmentation fault (seen with hiredis 3.5).
+        return (
+            *("4", keys.rows, keys.requests, keys.open, keys.deaths),
+            *(action, row.request_id, row.to_bytes(), dead),
+        )
+
+    def _send(self, row: AuditRow, command: Command, deadline: float, doubt: Doubt) -> Stored:
         line = self._lines.take(deadline)
         try:
             reply = self._call(line, row.tenant_id, command, deadline)
+        except ResponseError:
+            line.connection.disconnect()
+            raise  # the server said no, so it did not store the row
         except BaseException:
             # A signal may have struck between request and reply: the next user of this
             # connection would read a reply that is not its own.
+            doubt.maybe_stored = True
             line.connection.disconnect()
             raise
         self._lines.give_back(line)
@@ -280,14 +347,15 @@ class RedisMemory(AuditMemory):
         return sorted(rows, key=_place)
 
     @contextmanager
-    def _errors_of_ours(self) -> Iterator[None]:
+    def _errors_of_ours(self, doubt: Doubt | None = None) -> Iterator[None]:
         try:
             yield
         except AuditMemoryError:
             raise
         except (RedisError, OSError) as error:
             raise MemoryUnavailableError(
-                f"memory {_shown(self._url)} did not answer as it should: {error}"
+                f"memory {_shown(self._url)} did not answer as it should: {error}",
+                maybe_stored=doubt is not None and doubt.maybe_stored,
             ) from error
 
 
@@ -299,8 +367,9 @@ def _action(row: AuditRow) -> str:
     if action is None or not {"tenant_id", "request_id"} <= row.payload.keys():
         request_id = str(row.payload.get("request_id", ""))
         raise RowRefusedError(RowRefusal.NO_INVOCATION.value, request_id)
-    lost = row.kind == COMPLETED and row.meta.get("reason") == Reason.NOT_DISPATCHED
-    return "not_dispatched" if lost else action
+    if row.kind == COMPLETED and row.meta.get("reason") in SETTLING:
+        return "settled"
+    return action
 
 
 def _parse_url(url: str) -> tuple[str, str, str]:

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from audit.errors import RowRefusedError
 from audit.memory import AuditMemory
-from audit.memory.base import RowFilter, RowRefusal, Stored
+from audit.memory.base import SETTLING, RowFilter, RowRefusal, Stored, message_of
 from audit.row import (
     COMPLETED,
     LATE,
@@ -38,8 +38,10 @@ from audit.row import (
     Refusal,
     timestamp,
 )
+from audit.testing import InMemory
 from tests.support import (
     TENANT,
+    check_every_row,
     checked_memory,
     completed,
     make_ending,
@@ -55,17 +57,34 @@ FORK = multiprocessing.get_context("fork")
 MANY = 1203
 
 
-@pytest.fixture(params=["redis-tcp", "redis-socket"])
+SHARED = ["redis-tcp", "redis-socket"]
+
+
+@pytest.fixture(params=SHARED)
 def url(request: pytest.FixtureRequest) -> str:
-    """The URL of a fresh, empty memory, for every backend there is."""
+    """The URL of a fresh, empty memory, for every backend that several processes can use."""
     server = request.getfixturevalue("server")
     return {"redis-tcp": server.url, "redis-socket": server.socket_url}[request.param]
 
 
 @pytest.fixture
-def memory(url: str) -> Iterator[AuditMemory]:
+def shared(url: str) -> Iterator[AuditMemory]:
+    """A fresh, empty memory that several processes can use."""
     with checked_memory(url) as memory:
         yield memory
+
+
+@pytest.fixture(params=[*SHARED, "in-memory"])
+def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
+    """A fresh, empty memory, for every backend there is."""
+    if request.param == "in-memory":
+        memory = InMemory()
+        yield memory
+        check_every_row(memory)
+        return
+    server = request.getfixturevalue("server")
+    with checked_memory(server.url if request.param == "redis-tcp" else server.socket_url) as made:
+        yield made
 
 
 def stored(memory: AuditMemory, **parts: Any) -> list[bytes]:
@@ -99,12 +118,12 @@ def test_a_memory_that_nobody_wrote_to_is_empty(memory: AuditMemory) -> None:
     assert list(memory.running()) == list(memory.running(TENANT)) == []
 
 
-def test_an_emitted_row_is_there_for_every_reader(memory: AuditMemory, url: str) -> None:
+def test_an_emitted_row_is_there_for_every_reader(shared: AuditMemory, url: str) -> None:
     """After emit returned, a second client reads the very bytes that were emitted."""
     identity = make_identity()
     begin, end = started(identity), completed(identity)
-    assert memory.emit(begin) is Stored.NEW
-    assert memory.emit(end) is Stored.NEW
+    assert shared.emit(begin) is Stored.NEW
+    assert shared.emit(end) is Stored.NEW
     with checked_memory(url) as another:
         assert stored(another) == [begin.to_bytes(), end.to_bytes()]
         assert list(another.rows()) == [begin, end]
@@ -163,39 +182,67 @@ def test_a_completed_row_without_its_started_row_is_refused(memory: AuditMemory)
     assert memory.emit(end) is Stored.NEW
 
 
-def test_not_dispatched_is_a_tombstone_for_the_late_started_row(memory: AuditMemory) -> None:
-    """Closed as not dispatched before its started row arrived, an invocation can never start."""
+@pytest.mark.parametrize("reason", sorted(SETTLING))
+def test_what_is_settled_before_it_started_never_starts(
+    memory: AuditMemory, reason: Reason
+) -> None:
+    """An ending seen from outside bars an invocation that is not there, and leaves no row."""
     identity = make_identity()
-    end = completed(identity, make_ending(Reason.NOT_DISPATCHED))
-    assert memory.emit(end) is Stored.NEW
-    assert refusal_of(memory, started(identity)) == RowRefusal.TOMBSTONE
-    assert memory.emit(end) is Stored.REPEATED
-    assert refusal_of(memory, started(identity)) == RowRefusal.TOMBSTONE
+    end = completed(identity, make_ending(reason))
+    for _ in range(2):
+        assert memory.emit(end) is Stored.BARRED
+        assert refusal_of(memory, started(identity)) == RowRefusal.TOMBSTONE
+    assert refusal_of(memory, completed(identity)) == RowRefusal.TOMBSTONE
     assert refusal_of(memory, refused(identity)) == RowRefusal.SECOND_STARTED_ROW
-    assert stored(memory) == [end.to_bytes()]
+    assert stored(memory) == []
     assert list(memory.running()) == []
 
 
-def test_not_dispatched_closes_an_open_invocation(memory: AuditMemory) -> None:
-    """Where the started row had landed after all, it is an ending like any other."""
+@pytest.mark.parametrize("reason", sorted(SETTLING))
+def test_what_is_settled_while_open_is_closed(memory: AuditMemory, reason: Reason) -> None:
+    """Where the started row is there, an ending seen from outside is one like any other."""
     identity = make_identity()
     begin = started(identity)
     memory.emit(begin)
-    assert memory.emit(completed(identity, make_ending(Reason.NOT_DISPATCHED))) is Stored.NEW
+    assert memory.emit(completed(identity, make_ending(reason))) is Stored.NEW
     assert memory.emit(begin) is Stored.REPEATED
     assert kinds(memory) == [STARTED, COMPLETED]
     assert list(memory.running()) == []
 
 
-@pytest.mark.parametrize("tombstone", [False, True], ids=["completed", "tombstone"])
-def test_a_rival_completion_is_kept_as_late_once(memory: AuditMemory, tombstone: bool) -> None:
-    """The first ending stands; each different later one is kept beside it, however often sent."""
+@pytest.mark.parametrize("reason", sorted(SETTLING))
+@pytest.mark.parametrize("first", [Reason.RETURNED, Reason.RAISED, Reason.ABANDONED])
+def test_settling_what_is_closed_adds_nothing(
+    memory: AuditMemory, first: Reason, reason: Reason
+) -> None:
+    """Several see the same death from outside: whoever comes second is told so, and no rival."""
     identity = make_identity()
-    if not tombstone:
-        memory.emit(started(identity))
-    first = completed(identity, make_ending(Reason.NOT_DISPATCHED))
+    memory.emit(started(identity))
+    memory.emit(completed(identity, make_ending(first)))
+    before = stored(memory)
+    late = completed(identity, make_ending(reason), duration_ms=99)
+    for _ in range(2):
+        assert memory.emit(late) is Stored.SETTLED
+    assert stored(memory) == before
+
+
+@pytest.mark.parametrize("reason", sorted(SETTLING))
+def test_settling_what_was_refused_adds_nothing(memory: AuditMemory, reason: Reason) -> None:
+    """The process that died over a message need not know that it had been refused."""
+    identity = make_identity()
+    memory.emit(refused(identity))
+    assert memory.emit(completed(identity, make_ending(reason))) is Stored.SETTLED
+    assert kinds(memory) == [REFUSED]
+
+
+@pytest.mark.parametrize("reason", [Reason.RETURNED, Reason.NOT_DISPATCHED, Reason.ABANDONED])
+def test_a_rival_completion_is_kept_as_late_once(memory: AuditMemory, reason: Reason) -> None:
+    """The first ending stands; each different later one of the body is kept beside it, once."""
+    identity = make_identity()
+    memory.emit(started(identity))
+    first = completed(identity, make_ending(reason))
     memory.emit(first)
-    rivals = [completed(identity), completed(identity, make_ending(Reason.WORKER_LOST))]
+    rivals = [completed(identity, duration_ms=13), completed(identity, make_ending(Reason.RAISED))]
     for rival in rivals * 3:
         assert memory.emit(rival) is Stored.LATE
     assert memory.emit(first) is Stored.REPEATED
@@ -214,7 +261,6 @@ def test_a_refused_invocation_can_neither_start_nor_complete(memory: AuditMemory
     rows = [
         started(identity),
         completed(identity),
-        completed(identity, make_ending(Reason.NOT_DISPATCHED)),
         refused(identity, Refusal.INVALID_CONTEXT),
     ]
     assert {refusal_of(memory, other) for other in rows} == {RowRefusal.WAS_REFUSED}
@@ -268,7 +314,7 @@ def test_awkward_text_survives(memory: AuditMemory, text: str) -> None:
     """No text in a row changes another part of it, not even where a late row is rewritten."""
     identity = make_identity(skill_id=text[:200] or "-", worker=text, task_id=text)
     first = completed(identity, Ending(reason=Reason.RAISED, error_message=text))
-    rival = completed(identity, Ending(reason=Reason.ABANDONED, error_message=text))
+    rival = completed(identity, Ending(reason=Reason.REJECTED, error_message=text))
     begin = started(identity)
     for row in (begin, first, rival, rival):
         memory.emit(row)
@@ -435,7 +481,7 @@ def varied_rows() -> Iterator[AuditRow]:
         if number % 4 != 3:
             yield completed(identity, make_ending(list(Reason)[number % 16]), ts=ts)
         if number % 4 == 2:
-            yield completed(identity, make_ending(Reason.ABANDONED, "late"), ts=ts)
+            yield completed(identity, make_ending(Reason.REJECTED, "late"), ts=ts)
 
 
 def passes(row: AuditRow, parts: dict[str, Any]) -> bool:
@@ -529,6 +575,131 @@ def test_follow_gives_what_arrives_and_nothing_older(memory: AuditMemory) -> Non
     assert next(arriving) is None
 
 
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_held_until_it_runs_out(memory: AuditMemory) -> None:
+    """Held at once, by whoever took it and nobody else; gone by itself when it is not renewed."""
+    memory.hold_lease("long", 60)
+    memory.hold_lease("short", 0.05)
+    wait_until(lambda: memory.leases(["long", "short", "never"]) == {"long"})
+
+
+def test_a_lease_is_renewed_by_taking_it_again(memory: AuditMemory) -> None:
+    """What counts is the last time it was taken, longer or shorter."""
+    memory.hold_lease("w", 0.05)
+    memory.hold_lease("w", 60)
+    memory.hold_lease("marker", 0.1)
+    wait_until(lambda: memory.leases(["marker"]) == set())
+    assert memory.leases(["w"]) == {"w"}
+    memory.hold_lease("w", 0.01)
+    wait_until(lambda: memory.leases(["w"]) == set())
+
+
+def test_a_lease_that_is_given_back_is_gone(memory: AuditMemory) -> None:
+    """At once, and giving back what nobody holds is no error."""
+    memory.hold_lease("w", 60)
+    memory.hold_lease("other", 60)
+    for _ in range(2):
+        memory.drop_lease("w")
+        assert memory.leases(["w", "other"]) == {"other"}
+
+
+def test_nobody_asked_for_is_nobody_held(memory: AuditMemory) -> None:
+    """An empty question has an empty answer."""
+    memory.hold_lease("w", 60)
+    assert memory.leases([]) == memory.leases(set()) == set()
+
+
+def test_leases_are_seen_by_every_reader(shared: AuditMemory, url: str) -> None:
+    """They live in the store: another client sees them, and who leads."""
+    shared.hold_lease("w", 60)
+    assert shared.lead("keeper", "a", 60)
+    with checked_memory(url) as another:
+        assert another.leases(["w"]) == {"w"}
+        assert not another.lead("keeper", "b", 60)
+
+
+def test_lived_is_from_the_started_row_to_the_last_sign_of_life(memory: AuditMemory) -> None:
+    """Milliseconds; 0 for a process that gave none, or none since."""
+    memory.hold_lease("early", 60)
+    next_moment()
+    memory.emit(started(make_identity()))
+    (begun,) = memory.running()
+    assert memory.lived_ms(begun, "never") == memory.lived_ms(begun, "early") == 0
+    next_moment()
+    memory.hold_lease("late", 60)
+    lived = memory.lived_ms(begun, "late")
+    assert 0 < lived < 60_000
+    memory.drop_lease("late")
+    assert memory.lived_ms(begun, "late") == lived
+
+
+def test_one_leads_in_a_role(memory: AuditMemory) -> None:
+    """The first, for as long as it renews; a role of another name has a leader of its own."""
+    assert not memory.is_led("keeper")
+    assert memory.lead("keeper", "a", 60)
+    assert memory.is_led("keeper")
+    assert not memory.lead("keeper", "b", 60)
+    assert memory.lead("keeper", "a", 60)
+    assert memory.lead("sealer", "b", 60)
+
+
+def test_leading_is_handed_over_and_runs_out(memory: AuditMemory) -> None:
+    """By giving up, which only the leader can do, or by silence."""
+    memory.lead("keeper", "a", 60)
+    memory.give_up("keeper", "b")
+    assert not memory.lead("keeper", "b", 60)
+    memory.give_up("keeper", "a")
+    memory.give_up("keeper", "a")
+    assert not memory.is_led("keeper")
+    assert memory.lead("keeper", "b", 0.05)
+    wait_until(lambda: memory.lead("keeper", "a", 60))
+    assert not memory.lead("keeper", "b", 60)
+
+
+def test_of_many_candidates_one_leads(memory: AuditMemory) -> None:
+    """8 threads at once: a single yes."""
+    answers: list[bool] = []
+    assert in_threads(8, lambda n: answers.append(memory.lead("keeper", f"k-{n}", 60))) == []
+    assert sorted(answers) == [False] * 7 + [True]
+
+
+# --- deaths ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_death_is_counted_once_per_invocation(memory: AuditMemory, reason: Reason) -> None:
+    """Only what a worker died over, only the ending that stands, and however often it is sent."""
+    counted = reason in (Reason.WORKER_LOST, Reason.ABANDONED)
+    for deaths in range(1, 4):
+        identity = make_identity(redelivered=deaths > 1)
+        memory.emit(started(identity))
+        end = completed(identity, make_ending(reason))
+        for row in (end, end, completed(identity, make_ending(Reason.ABANDONED), duration_ms=1)):
+            memory.emit(row)
+        assert memory.deaths(TENANT, message_of(end)) == (deaths if counted else 0)
+
+
+def test_a_death_belongs_to_a_message_of_a_tenant(memory: AuditMemory) -> None:
+    """Another task, a retry of the same task, and another tenant begin at none."""
+    identity = make_identity()
+    memory.emit(started(identity))
+    end = completed(identity, make_ending(Reason.WORKER_LOST))
+    memory.emit(end)
+    assert memory.deaths(TENANT, message_of(end)) == 1
+    assert memory.deaths(OTHER_TENANT, message_of(end)) == 0
+    assert memory.deaths(TENANT, f"{identity.task_id}/1") == 0
+    assert memory.deaths(TENANT, "another/0") == 0
+
+
+def test_what_never_started_killed_nobody(memory: AuditMemory) -> None:
+    """A bar is no death."""
+    end = completed(make_identity(), make_ending(Reason.WORKER_LOST))
+    assert memory.emit(end) is Stored.BARRED
+    assert memory.deaths(TENANT, message_of(end)) == 0
+
+
 # --- many at once ---------------------------------------------------------------------------------
 
 
@@ -572,48 +743,48 @@ def in_processes(count: int, work: Callable[[int], None]) -> Callable[[], list[i
     return join
 
 
-def test_writers_side_by_side_lose_and_double_nothing(memory: AuditMemory) -> None:
+def test_writers_side_by_side_lose_and_double_nothing(shared: AuditMemory) -> None:
     """8 threads and 4 forked processes, 200 invocations each, one memory object: all are there."""
     identities = [[make_identity() for _ in range(200)] for _ in range(12)]
 
     def invoke(writer: int) -> None:
         for identity in identities[writer]:
-            assert memory.emit(started(identity)) is Stored.NEW
-            assert memory.emit(completed(identity)) is Stored.NEW
+            assert shared.emit(started(identity)) is Stored.NEW
+            assert shared.emit(completed(identity)) is Stored.NEW
 
-    memory.emit(refused(make_identity()))  # so that there is a connection to share by mistake
+    shared.emit(refused(make_identity()))  # so that there is a connection to share by mistake
     join = in_processes(4, lambda number: invoke(8 + number))
     assert in_threads(8, invoke) == []
     assert join() == [0] * 4
-    found = Counter((row.request_id, row.kind) for row in memory.rows() if row.kind != REFUSED)
+    found = Counter((row.request_id, row.kind) for row in shared.rows() if row.kind != REFUSED)
     wanted = itertools.product(
         (identity.request_id for group in identities for identity in group), (STARTED, COMPLETED)
     )
     assert found == Counter(wanted)
-    assert list(memory.running()) == []
+    assert list(shared.running()) == []
 
 
-def test_of_many_rivals_one_closes_the_invocation(memory: AuditMemory) -> None:
+def test_of_many_rivals_one_closes_the_invocation(shared: AuditMemory) -> None:
     """6 processes race to close the same 40 invocations: one row stands, five are kept as late."""
     identities = [make_identity() for _ in range(40)]
     for identity in identities:
-        memory.emit(started(identity))
+        shared.emit(started(identity))
 
     def close(number: int) -> None:
         won = 0
         for identity in identities:
             end = completed(identity, duration_ms=number)
-            stored_as = memory.emit(end)
-            assert memory.emit(end) is {Stored.NEW: Stored.REPEATED}.get(stored_as, Stored.LATE)
+            stored_as = shared.emit(end)
+            assert shared.emit(end) is {Stored.NEW: Stored.REPEATED}.get(stored_as, Stored.LATE)
             won += stored_as is Stored.NEW
-        memory.emit(refused(make_identity(skill_id=f"rival-{number}", attempt=won)))
+        shared.emit(refused(make_identity(skill_id=f"rival-{number}", attempt=won)))
 
     assert in_processes(6, close)() == [0] * 6
     for identity in identities:
-        rows = list(memory.rows(request_id=identity.request_id))
+        rows = list(shared.rows(request_id=identity.request_id))
         assert [row.kind for row in rows] == [STARTED, COMPLETED] + [LATE] * 5
         assert {row.payload["duration_ms"] for row in rows[1:]} == set(range(6))
-    assert sum(row.meta["attempt"] for row in memory.rows(kind=REFUSED)) == 40
+    assert sum(row.meta["attempt"] for row in shared.rows(kind=REFUSED)) == 40
 
 
 def test_of_many_rivals_one_starts_the_invocation(memory: AuditMemory) -> None:
@@ -634,27 +805,27 @@ def test_of_many_rivals_one_starts_the_invocation(memory: AuditMemory) -> None:
     assert len({row.request_id for row in memory.running()}) == 40
 
 
-def test_a_memory_used_before_a_fork_works_on_both_sides(memory: AuditMemory) -> None:
+def test_a_memory_used_before_a_fork_works_on_both_sides(shared: AuditMemory) -> None:
     """Connections are per process: parent and children go on at once, writing and reading."""
-    memory.emit(started(make_identity(skill_id="before")))
-    assert len(list(memory.rows())) == 1
+    shared.emit(started(make_identity(skill_id="before")))
+    assert len(list(shared.rows())) == 1
     parent = os.getpid()
 
     def go_on(number: int) -> None:
         for _ in range(50):
             identity = make_identity(skill_id=f"side-{number}")
-            assert memory.emit(started(identity)) is Stored.NEW
-            (begin,) = memory.rows(request_id=identity.request_id)
+            assert shared.emit(started(identity)) is Stored.NEW
+            (begin,) = shared.rows(request_id=identity.request_id)
             assert begin.request_id == identity.request_id
-        memory.check()
+        shared.check()
         if os.getpid() != parent:
-            memory.close()
+            shared.close()
 
     join = in_processes(4, go_on)
     go_on(4)
     assert join() == [0] * 4
     go_on(5)
-    found = Counter(row.payload["skill_id"] for row in memory.rows())
+    found = Counter(row.payload["skill_id"] for row in shared.rows())
     assert found == {"before": 1} | {f"side-{number}": 50 for number in range(6)}
 
 
@@ -680,7 +851,8 @@ class Model:
         self.begun: dict[str, bytes] = {}
         self.ended: dict[str, bytes] = {}
         self.late: dict[str, list[bytes]] = {}
-        self.barred: dict[str, bytes] = {}
+        self.refused: dict[str, bytes] = {}
+        self.barred: set[str] = set()
 
     def emit(self, row: AuditRow) -> Stored | RowRefusal:
         take = {STARTED: self._start, COMPLETED: self._complete, REFUSED: self._refuse}
@@ -690,27 +862,39 @@ class Model:
         return [begun for request_id, begun in self.begun.items() if request_id not in self.ended]
 
     def _start(self, row: AuditRow, request_id: str, sent: bytes) -> Stored | RowRefusal:
-        if request_id in self.barred:
+        if request_id in self.refused:
             return RowRefusal.WAS_REFUSED
+        if request_id in self.barred:
+            return RowRefusal.TOMBSTONE
         if request_id in self.begun:
             same = self.begun[request_id] == sent
             return Stored.REPEATED if same else RowRefusal.SECOND_STARTED_ROW
-        if request_id in self.ended:
-            return RowRefusal.TOMBSTONE
         return self._keep(self.begun, request_id, sent)
 
     def _complete(self, row: AuditRow, request_id: str, sent: bytes) -> Stored | RowRefusal:
-        if request_id in self.barred:
+        if row.meta["reason"] in SETTLING and request_id not in self.begun:
+            return self._bar(request_id)
+        if request_id in self.refused:
             return RowRefusal.WAS_REFUSED
+        if request_id in self.barred:
+            return RowRefusal.TOMBSTONE
+        if request_id not in self.begun:
+            return RowRefusal.NO_STARTED_ROW
         if request_id in self.ended:
             return self._rival(row, request_id, sent)
-        if request_id not in self.begun and row.meta["reason"] != Reason.NOT_DISPATCHED:
-            return RowRefusal.NO_STARTED_ROW
         return self._keep(self.ended, request_id, sent)
+
+    def _bar(self, request_id: str) -> Stored:
+        if request_id in self.refused:
+            return Stored.SETTLED
+        self.barred.add(request_id)
+        return Stored.BARRED
 
     def _rival(self, row: AuditRow, request_id: str, sent: bytes) -> Stored:
         if self.ended[request_id] == sent:
             return Stored.REPEATED
+        if row.meta["reason"] in SETTLING:
+            return Stored.SETTLED
         rivals = self.late.setdefault(request_id, [])
         if sent not in rivals:
             rivals.append(sent)
@@ -719,12 +903,12 @@ class Model:
         return Stored.LATE
 
     def _refuse(self, row: AuditRow, request_id: str, sent: bytes) -> Stored | RowRefusal:
-        if request_id in self.begun or request_id in self.ended:
+        if request_id in self.begun or request_id in self.barred:
             return RowRefusal.SECOND_STARTED_ROW
-        if request_id in self.barred:
-            same = self.barred[request_id] == sent
+        if request_id in self.refused:
+            same = self.refused[request_id] == sent
             return Stored.REPEATED if same else RowRefusal.WAS_REFUSED
-        return self._keep(self.barred, request_id, sent)
+        return self._keep(self.refused, request_id, sent)
 
     def _keep(self, where: dict[str, bytes], request_id: str, sent: bytes) -> Stored:
         where[request_id] = sent
@@ -745,7 +929,7 @@ class AnySequence(RuleBasedStateMachine):
 
     @rule(
         which=st.integers(0, 2),
-        what=st.sampled_from(["start", "return", "fail", "not dispatched", "refuse"]),
+        what=st.sampled_from(["start", "return", "fail", "not dispatched", "lost", "refuse"]),
         variant=st.integers(0, 2),
     )
     def emit(self, which: int, what: str, variant: int) -> None:
@@ -784,7 +968,8 @@ class AnySequence(RuleBasedStateMachine):
                 return completed(identity, duration_ms=variant, ts=ts)
             case "fail":
                 return completed(identity, make_ending(Reason.RAISED, str(variant)), ts=ts)
-        return completed(identity, make_ending(Reason.NOT_DISPATCHED), duration_ms=variant, ts=ts)
+        reason = Reason.WORKER_LOST if what == "lost" else Reason.NOT_DISPATCHED
+        return completed(identity, make_ending(reason), duration_ms=variant, ts=ts)
 
 
 def test_any_sequence_of_emits_follows_the_contract(memory: AuditMemory) -> None:

@@ -1,0 +1,266 @@
+"""For tests: a memory in this process with faults, and clocks that pass only when told.
+
+:class:`InMemory` keeps the whole contract of :class:`audit.memory.base.AuditMemory`, leases
+included, and the contract suite runs over it too. Faults come in pairs: an emit that failed and was
+not stored, and one that failed although it was stored. Whoever only tests the first kind has not
+tested an outage.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+from audit.errors import MemoryUnavailableError, RowRefusedError
+from audit.memory.base import (
+    DEATHS,
+    SETTLING,
+    AuditMemory,
+    RowFilter,
+    RowRefusal,
+    Stored,
+    message_of,
+)
+from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow
+
+
+class Fault(StrEnum):
+    """What the next emit does instead of succeeding."""
+
+    NOT_STORED = "failed, not stored"
+    STORED = "failed, but stored"
+
+
+class FakeClock:
+    """Seconds that pass only when told; as a monotonic clock, and as a wall clock.
+
+    Args:
+        start: what it shows at first.
+        step: seconds that each reading of the monotonic clock costs.
+    """
+
+    def __init__(self, start: float = 1_000.0, *, step: float = 0.0) -> None:
+        self.seconds = start
+        self._step = step
+
+    def __call__(self) -> float:
+        self.seconds += self._step
+        return self.seconds
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds)
+
+    def pass_by(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@dataclass
+class _Requests:
+    """What is known of one request_id: the rows of its invocation, or a bar against it."""
+
+    started: AuditRow | None = None
+    completed: AuditRow | None = None
+    refused: AuditRow | None = None
+    late: list[AuditRow] = field(default_factory=list)
+    barred: bool = False
+
+
+class InMemory(AuditMemory):
+    """A memory in this process.
+
+    Args:
+        clock: seconds, for leases.
+
+    Attributes:
+        down: while true, every call fails and stores nothing.
+        faults: what the next emits do; see :class:`Fault`.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.down = False
+        self.faults: deque[Fault | None] = deque()
+        self._clock = clock
+        self._one_step = threading.Lock()
+        self._rows: list[AuditRow] = []
+        self._requests: dict[tuple[str, str], _Requests] = {}
+        self._leases: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
+        self._born: dict[str, float] = {}
+        self._deaths: dict[tuple[str, str], int] = {}
+        self._leaders: dict[str, tuple[str, float]] = {}
+
+    @property
+    def name(self) -> str:
+        return f"in-memory://{id(self)}"
+
+    def check(self) -> None:
+        self._answer()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    # --- rows ---------------------------------------------------------------------------------
+
+    def emit(self, row: AuditRow) -> Stored:
+        fault = self.faults.popleft() if self.faults else None
+        self._answer()
+        if fault is Fault.NOT_STORED:
+            raise MemoryUnavailableError("a fault: failed, not stored", maybe_stored=True)
+        with self._one_step:
+            stored = self._store(row)
+        if fault is Fault.STORED:
+            raise MemoryUnavailableError("a fault: failed, but stored", maybe_stored=True)
+        return stored
+
+    def running(self, tenant_id: str | None = None) -> Iterator[AuditRow]:
+        self._answer()
+        still_open = {
+            (request.started.tenant_id, request.started.request_id)
+            for request in list(self._requests.values())
+            if request.started is not None and request.completed is None
+        }
+        wanted = self.select(RowFilter(kind=STARTED, tenant_id=tenant_id))
+        return (row for row in wanted if (row.tenant_id, row.request_id) in still_open)
+
+    def select(self, wanted: RowFilter) -> Iterator[AuditRow]:
+        self._answer()
+        return iter([row for row in self._rows if wanted.matches(row)])
+
+    def follow(self, wanted: RowFilter, *, poll: float = 0.2) -> Iterator[AuditRow | None]:
+        self._answer()
+        return self._follow(wanted, len(self._rows), poll)
+
+    def _follow(self, wanted: RowFilter, seen: int, poll: float) -> Iterator[AuditRow | None]:
+        while True:
+            self._answer()
+            arrived, seen = self._rows[seen:], len(self._rows)
+            yield from filter(wanted.matches, arrived)
+            if not arrived:
+                yield None
+                time.sleep(poll)
+
+    # --- leases -------------------------------------------------------------------------------
+
+    def hold_lease(self, worker: str, seconds: float) -> None:
+        self._answer()
+        self._leases[worker] = self._clock() + seconds
+        self._seen[worker] = self._clock()
+
+    def drop_lease(self, worker: str) -> None:
+        self._answer()
+        self._leases.pop(worker, None)
+
+    def leases(self, workers: Collection[str]) -> set[str]:
+        self._answer()
+        return {w for w in workers if self._leases.get(w, -1.0) > self._clock()}
+
+    def lived_ms(self, started: AuditRow, worker: str) -> int:
+        self._answer()
+        born = self._born[started.request_id]
+        return max(0, round((self._seen.get(worker, born) - born) * 1000))
+
+    def lead(self, role: str, holder: str, seconds: float) -> bool:
+        self._answer()
+        with self._one_step:
+            leader, until = self._leaders.get(role, ("", -1.0))
+            if leader != holder and until > self._clock():
+                return False
+            self._leaders[role] = (holder, self._clock() + seconds)
+            return True
+
+    def give_up(self, role: str, holder: str) -> None:
+        self._answer()
+        if self._leaders.get(role, ("", 0.0))[0] == holder:
+            del self._leaders[role]
+
+    def is_led(self, role: str) -> bool:
+        self._answer()
+        return self._leaders.get(role, ("", -1.0))[1] > self._clock()
+
+    def deaths(self, tenant_id: str, message: str) -> int:
+        self._answer()
+        return self._deaths.get((tenant_id, message), 0)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        if self.down:
+            raise MemoryUnavailableError("the memory is down")
+
+    def _store(self, row: AuditRow) -> Stored:
+        if not {"tenant_id", "request_id"} <= row.payload.keys():
+            raise RowRefusedError(RowRefusal.NO_INVOCATION.value, "")
+        request = self._requests.setdefault((row.tenant_id, row.request_id), _Requests())
+        if row.kind == STARTED:
+            return self._start(request, row)
+        if row.kind == REFUSED:
+            return self._refuse(request, row)
+        if row.kind != COMPLETED:
+            raise RowRefusedError(RowRefusal.NO_INVOCATION.value, row.request_id)
+        return self._complete(request, row)
+
+    def _start(self, request: _Requests, row: AuditRow) -> Stored:
+        if request.barred:
+            raise RowRefusedError(RowRefusal.TOMBSTONE.value, row.request_id)
+        if request.refused is not None:
+            raise RowRefusedError(RowRefusal.WAS_REFUSED.value, row.request_id)
+        if request.started is None:
+            request.started = self._append(row)
+            self._born[row.request_id] = self._clock()
+            return Stored.NEW
+        return self._repeated(request.started, row, RowRefusal.SECOND_STARTED_ROW)
+
+    def _refuse(self, request: _Requests, row: AuditRow) -> Stored:
+        if request.started is not None or request.barred:
+            raise RowRefusedError(RowRefusal.SECOND_STARTED_ROW.value, row.request_id)
+        if request.refused is None:
+            request.refused = self._append(row)
+            return Stored.NEW
+        return self._repeated(request.refused, row, RowRefusal.WAS_REFUSED)
+
+    def _complete(self, request: _Requests, row: AuditRow) -> Stored:
+        settling = row.meta.get("reason") in SETTLING
+        if request.refused is not None:
+            if settling:
+                return Stored.SETTLED
+            raise RowRefusedError(RowRefusal.WAS_REFUSED.value, row.request_id)
+        if request.started is None:
+            if not settling:
+                word = RowRefusal.TOMBSTONE if request.barred else RowRefusal.NO_STARTED_ROW
+                raise RowRefusedError(word.value, row.request_id)
+            request.barred = True
+            return Stored.BARRED
+        if request.completed is None:
+            request.completed = self._append(row)
+            self._count_death(row)
+            return Stored.NEW
+        if row.to_bytes() == request.completed.to_bytes():
+            return Stored.REPEATED
+        return Stored.SETTLED if settling else self._late(request, row)
+
+    def _late(self, request: _Requests, row: AuditRow) -> Stored:
+        late = AuditRow(kind=LATE, ts=row.ts, payload=row.payload, meta=row.meta)
+        if all(late.to_bytes() != other.to_bytes() for other in request.late):
+            request.late.append(self._append(late))
+        return Stored.LATE
+
+    def _count_death(self, row: AuditRow) -> None:
+        if row.meta.get("reason") in DEATHS:
+            key = (row.tenant_id, message_of(row))
+            self._deaths[key] = self._deaths.get(key, 0) + 1
+
+    def _append(self, row: AuditRow) -> AuditRow:
+        stored = replace(AuditRow.from_bytes(row.to_bytes()), position=f"{len(self._rows) + 1}-0")
+        self._rows.append(stored)
+        return stored
+
+    @staticmethod
+    def _repeated(stored: AuditRow, row: AuditRow, refusal: RowRefusal) -> Stored:
+        if stored.to_bytes() == row.to_bytes():
+            return Stored.REPEATED
+        raise RowRefusedError(refusal.value, row.request_id)
