@@ -8,8 +8,9 @@ Guarantees:
 
 * :meth:`Invocation.start` returns only when the started row is durable, else it raises
   :class:`audit.errors.AuditEmitFailed` and the invocation can never run (S1.5);
-* :meth:`Invocation.close` returns only when the completed row is on record, or its loss was
-  reported as sev-1 with the whole row in the log record; it never undoes anything (S1.5);
+* :meth:`Invocation.close` returns only when the completed row is on record or in the spool, or, if
+  the disk fails as well, was reported as sev-1 with the whole row in the log record; it never
+  undoes anything (S1.5);
 * an emit that a signal interrupts is done again, for emits are idempotent: a soft time limit that
   strikes inside one neither loses a row nor doubles it.
 """
@@ -27,8 +28,14 @@ from typing import Final
 from ulid import ULID
 
 from audit import metrics
-from audit.errors import AuditEmitFailed, AuditMemoryError, MemoryUnavailableError
-from audit.memory.base import AuditMemory, Stored
+from audit.errors import (
+    AuditEmitFailed,
+    AuditError,
+    AuditMemoryError,
+    MemoryUnavailableError,
+    SpoolError,
+)
+from audit.recorder import Kept, Recorder
 from audit.row import (
     AuditRow,
     Ending,
@@ -57,19 +64,29 @@ class State(StrEnum):
     STARTED = "started"
     RUNNING = "running"
     CLOSED = "closed"
+    SPOOLED = "spooled"
     UNRECORDED = "unrecorded"
 
 
-#: From where to where. NOT_STARTED: the memory did not take the started row. UNRECORDED: it did
-#: not take the completed one.
+_ENDED: Final = frozenset({State.CLOSED, State.SPOOLED, State.UNRECORDED})
+
+#: From where to where. NOT_STARTED: the memory did not take the started row. SPOOLED: it did not
+#: take the completed one, the spool did. UNRECORDED: the spool did not take it either.
 TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
     State.RECEIVED: frozenset({State.STARTED, State.NOT_STARTED, State.REFUSED}),
-    State.STARTED: frozenset({State.RUNNING, State.CLOSED, State.UNRECORDED}),
-    State.RUNNING: frozenset({State.CLOSED, State.UNRECORDED}),
+    State.STARTED: frozenset({State.RUNNING}) | _ENDED,
+    State.RUNNING: _ENDED,
     State.REFUSED: frozenset(),
     State.NOT_STARTED: frozenset(),
     State.CLOSED: frozenset(),
+    State.SPOOLED: frozenset(),
     State.UNRECORDED: frozenset(),
+}
+
+_AFTER: Final[Mapping[Kept, State]] = {
+    Kept.MEMORY: State.CLOSED,
+    Kept.LATE: State.CLOSED,
+    Kept.SPOOL: State.SPOOLED,
 }
 
 
@@ -78,22 +95,26 @@ class Invocation:
 
     Args:
         identity: who, what, for whom.
-        memory: where its rows go.
+        recorder: where its rows go.
         clock: monotonic seconds.
         now: the wall clock, for the rows' ``ts`` only.
+
+    Attributes:
+        late: whether its completion came after somebody else had closed it.
     """
 
     def __init__(
         self,
         identity: Identity,
-        memory: AuditMemory,
+        recorder: Recorder,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.identity = identity
         self.state = State.RECEIVED
-        self._memory = memory
+        self.late = False
+        self._recorder = recorder
         self._clock = clock
         self._now = now
         self._began: float | None = None
@@ -112,12 +133,13 @@ class Invocation:
         Raises:
             AuditEmitFailed: the memory did not take it; the body must not run.
         """
+        self._require(State.STARTED)
         row = skill_invoked_started(self.identity, args_hash, ts=timestamp(self._now()))
         try:
-            self._emit(row, "start", State.STARTED)
+            self._put(row, "start", self._start)
         except AuditMemoryError as error:
+            self._never_start(error)
             self._report_start(error)
-            self._move(State.NOT_STARTED)
             self._pass_on_interruption()
             raise AuditEmitFailed("start", str(error)) from error
         self._began = self._clock()
@@ -125,6 +147,7 @@ class Invocation:
 
     def refuse(self, refusal: Refusal, why: str) -> None:
         """Record that the invocation was not allowed to start (a row, a counter, a log record)."""
+        self._require(State.REFUSED)
         metrics.skill_refused(self.identity.skill_id, refusal.value)
         logger.warning(
             "skill %s refused (%s), request_id %s: %s",
@@ -136,7 +159,7 @@ class Invocation:
         )
         row = skill_invoked_refused(self.identity, refusal, ts=timestamp(self._now()))
         try:
-            self._emit(row, "start", State.REFUSED)
+            self._put(row, "start", self._refuse)
         except AuditMemoryError as error:
             self._report_start(error)
             self._move(State.REFUSED)
@@ -165,8 +188,8 @@ class Invocation:
         if self._completed is None:
             self._completed = self._row(ending)
         try:
-            self._emit(self._completed, "completed", State.CLOSED)
-        except AuditMemoryError as error:
+            self._put(self._completed, "completed", self._complete)
+        except (AuditMemoryError, SpoolError) as error:
             # In this order: a signal in between gets the row reported twice, not never.
             self._report_completed(self._completed, error)
             self._move(State.UNRECORDED)
@@ -207,35 +230,88 @@ class Invocation:
             return 0
         return round((ended - began) * 1000)
 
-    def _emit(self, row: AuditRow, stage: metrics.Stage, then: State) -> None:
-        """Emit ``row`` and go to ``then``; done again when a signal interrupts.
+    def _start(self, row: AuditRow) -> State:
+        self._recorder.start(row)
+        return State.STARTED
 
-        The step to ``then`` is part of what is done again, so that no signal finds a row on record
-        and an invocation that does not know it.
+    def _refuse(self, row: AuditRow) -> State:
+        self._recorder.start(row)
+        return State.REFUSED
+
+    def _complete(self, row: AuditRow) -> State:
+        if row.meta["reason"] == Reason.TERMINATED:
+            # The main process knows why this one was told to exit: what it spooled comes first.
+            kept = self._recorder.settle(row)
+        else:
+            kept = self._recorder.complete(row)
+        if kept is Kept.LATE:
+            self.late = True
+            logger.warning("invocation %s had been closed already", row.request_id)
+        if kept is Kept.SPOOL:
+            self._report_spooled(row)
+        return _AFTER[kept]
+
+    def _never_start(self, error: AuditMemoryError) -> None:
+        """The body does not run; what may have landed, or may still, is to be closed or barred.
+
+        An emit that was interrupted may have landed, whatever the one after it came to.
+        """
+        maybe_stored = isinstance(error, MemoryUnavailableError) and error.maybe_stored
+        if not (maybe_stored or self._interrupt):
+            self._move(State.NOT_STARTED)
+            return
+        ending = Ending(
+            reason=Reason.NOT_DISPATCHED,
+            error_message="AuditEmitFailed: the skill was not dispatched",
+        )
+        row = skill_invoked_completed(self.identity, ending, 0, ts=timestamp(self._now()))
+        try:
+            self._persist(lambda: self._bar(row))
+        except (AuditMemoryError, SpoolError) as problem:
+            self._report_completed(row, problem)
+            self._move(State.NOT_STARTED)
+
+    def _bar(self, row: AuditRow) -> State:
+        self._recorder.keep(row)
+        return State.NOT_STARTED
+
+    def _put(self, row: AuditRow, stage: metrics.Stage, put: Callable[[AuditRow], State]) -> None:
+        """Put ``row`` on record and go where that leads; done again when a signal interrupts.
 
         Raises:
             AuditMemoryError: the memory did not take the row, or was interrupted too often.
+            SpoolError: the spool did not take it either.
         """
-        self._require(then)
+        self._persist(lambda: self._timed(row, stage, put))
+
+    def _persist(self, step: Callable[[], State]) -> None:
+        """Do ``step`` and go where that leads; done again when a signal interrupts.
+
+        Going there is part of what is done again, so that no signal finds a row on record and an
+        invocation that does not know it.
+        """
+        before = self.state
         for _ in range(INTERRUPTIONS):
             try:
-                self._note(self._timed(row, stage), row)
-                self._move(then)
+                self._move(step())
                 return
-            except AuditMemoryError:
+            except (AuditMemoryError, SpoolError):
                 raise
             except BaseException as error:  # whatever a signal handler raises in here
                 self._interrupt = self._interrupt if _asks_to_exit(self._interrupt) else error
-                if self.state is then:
+                if self.state is not before:
                     return
         raise MemoryUnavailableError(
-            f"the emit was interrupted {INTERRUPTIONS} times, by {type(self._interrupt).__name__}"
+            f"the emit was interrupted {INTERRUPTIONS} times, by {type(self._interrupt).__name__}",
+            maybe_stored=True,
         ) from self._interrupt
 
-    def _timed(self, row: AuditRow, stage: metrics.Stage) -> Stored:
+    def _timed(
+        self, row: AuditRow, stage: metrics.Stage, put: Callable[[AuditRow], State]
+    ) -> State:
         began = self._clock()
         try:
-            return self._memory.emit(row)
+            return put(row)
         finally:
             metrics.emit_took(stage, (self._clock() - began) * 1000)
 
@@ -248,13 +324,6 @@ class Invocation:
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None and (soft or _asks_to_exit(interrupt)):
             raise interrupt
-
-    def _note(self, stored: Stored, row: AuditRow) -> None:
-        if stored is Stored.LATE:
-            logger.warning(
-                "invocation %s had been closed already; this completion is kept as late",
-                row.request_id,
-            )
 
     def _insist_on_hash(self, ending: Ending) -> None:
         if not ending.result_hash:
@@ -274,7 +343,16 @@ class Invocation:
             extra={"severity": "sev-1"},
         )
 
-    def _report_completed(self, row: AuditRow, error: AuditMemoryError) -> None:
+    def _report_spooled(self, row: AuditRow) -> None:
+        metrics.emit_failed("completed")
+        logger.critical(
+            "audit row not emitted at completed, the skill's effect stands, the row waits in the"
+            " spool: request_id %s",
+            row.request_id,
+            extra={"severity": "sev-1"},
+        )
+
+    def _report_completed(self, row: AuditRow, error: AuditError) -> None:
         """The row itself goes into the log record: until it is on record elsewhere, this is it."""
         metrics.emit_failed("completed")
         text = row.to_bytes().decode()

@@ -6,9 +6,12 @@ begin to count as soon as a process sets a MeterProvider. Nothing that must hold
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, Observation
 
 Stage = Literal["start", "completed"]
 
@@ -59,3 +62,49 @@ def emit_failed(stage: Stage) -> None:
 def emit_took(stage: Stage, milliseconds: float) -> None:
     """One emit took so long, failed or not."""
     _emit_duration.record(milliseconds, {"stage": stage})
+
+
+class _Gauges:
+    """What the keeper saw last; read by the metric reader whenever it exports."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+        for name, description in _GAUGES.items():
+            _meter.create_observable_gauge(name, [self._observe(name)], description=description)
+
+    def put(self, **values: float) -> None:
+        self._values.update(values)
+
+    def _observe(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(self._values[name])] if name in self._values else []
+
+        return observe
+
+
+_GAUGES: Final = {
+    "skill_running": "Invocations started and not completed",
+    "skill_oldest_running_seconds": "Age of the oldest of them",
+    "skill_spooled": "Rows that wait in this host's spool",
+    "skill_last_sweep_timestamp_seconds": "When the reconciler looked last, Unix time",
+}
+_gauges = _Gauges()
+_abandoned = _meter.create_counter(
+    "skill_abandoned_total", description="Invocations whose process was gone (sev-2)"
+)
+
+
+def swept(*, running: int, oldest_seconds: float, closed: int) -> None:
+    """The reconciler looked once."""
+    _gauges.put(
+        skill_running=running,
+        skill_oldest_running_seconds=oldest_seconds,
+        skill_last_sweep_timestamp_seconds=time.time(),
+    )
+    if closed:
+        _abandoned.add(closed)
+
+
+def spooled(rows: int) -> None:
+    """So many rows wait in this host's spool."""
+    _gauges.put(skill_spooled=rows)

@@ -6,8 +6,10 @@ wins, as Celery's own ``CELERY_BROKER_URL`` does.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from audit.errors import SettingsError
@@ -21,13 +23,20 @@ class AuditSettings:
         memory_url: where the rows go, see :func:`audit.open_memory`.
         emit_timeout: seconds one emit may take in all, retries included (decision 13).
         error_message: ``"masked"`` keeps type and masked text, ``"type"`` the type alone.
-        instrument: whether the host instruments Celery with OpenTelemetry by itself.
+        spool_dir: this host's folder for completed rows the memory did not take.
+        lease_seconds: how long a process that starts invocations may be silent before they count
+            as abandoned.
+        max_deaths: so many workers may die over one message before the next delivery is refused.
+        instrument: whether the host instruments Celery, where a tracer provider is set.
     """
 
     memory_url: str = field(default="redis://127.0.0.1:6379/1", repr=False)  # has a password
     emit_timeout: float = 2.0
     error_message: str = "masked"
     instrument: bool = True
+    spool_dir: str = field(default_factory=lambda: str(_default_spool()))
+    lease_seconds: float = 15.0
+    max_deaths: int = 3
 
     @classmethod
     def read(cls, conf: Mapping[str, Any], environ: Mapping[str, str]) -> AuditSettings:
@@ -67,6 +76,19 @@ def _seconds(raw: object) -> float:
     return seconds
 
 
+def _count(raw: object) -> int:
+    text = str(raw)
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise ValueError("takes a whole number between 1 and 1000")
+    return int(text)
+
+
+def _default_spool() -> Path:
+    """Where a user's programs keep state (XDG Base Directory Specification)."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "skill-host" / "spool"
+
+
 def _flag(raw: object) -> bool:
     if isinstance(raw, bool):
         return raw
@@ -88,4 +110,7 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "emit_timeout": ("AUDIT_EMIT_TIMEOUT", _seconds),
     "error_message": ("AUDIT_ERROR_MESSAGE", _detail),
     "instrument": ("AUDIT_INSTRUMENT", _flag),
+    "spool_dir": ("AUDIT_SPOOL_DIR", _text),
+    "lease_seconds": ("AUDIT_LEASE_SECONDS", _seconds),
+    "max_deaths": ("AUDIT_MAX_DEATHS", _count),
 }

@@ -1,0 +1,110 @@
+"""Puts rows on record: in the memory, or, when it does not take a completed row, in the spool.
+
+This is where an outage is lived through (decisions 13 and 14):
+
+* a started row goes to the memory or nowhere, and not even that while the spool is full;
+* a completed row that the memory does not take is durable in the spool before the call returns;
+* after one failure a breaker spares the next emits the timeout;
+* an ending that is seen from outside stands in line behind what is spooled, so that the ending the
+  body itself had spooled comes first (decision 10).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from audit.breaker import Breaker
+from audit.errors import AuditMemoryError, MemoryUnavailableError, RowRefusedError
+from audit.memory.base import AuditMemory, Stored
+from audit.row import AuditRow
+from audit.spool import Spool
+
+
+class Kept(StrEnum):
+    """Where a completed row is."""
+
+    MEMORY = "memory"
+    LATE = "late"
+    SPOOL = "spool"
+
+
+class Recorder:
+    """Where the rows of one process go.
+
+    Args:
+        memory: the audit memory.
+        spool: this host's spool; ``None`` where there is none, then what the memory does not take
+            is an error of the memory.
+        breaker: what this process knows of the memory's health.
+    """
+
+    def __init__(
+        self, memory: AuditMemory, spool: Spool | None = None, breaker: Breaker | None = None
+    ) -> None:
+        self.memory = memory
+        self._spool = spool
+        self._breaker = breaker or Breaker()
+
+    def start(self, row: AuditRow) -> None:
+        """Make a started (or refused) row durable in the memory.
+
+        Raises:
+            AuditMemoryError: it is not; the text says why.
+        """
+        if self._spool is not None and self._spool.full:
+            raise MemoryUnavailableError(
+                "this host's spool is full: nothing starts until the memory has taken what waits"
+            )
+        if not self._breaker.lets_through():
+            raise MemoryUnavailableError("the memory was out of reach a moment ago")
+        self._emit(row)
+
+    def complete(self, row: AuditRow) -> Kept:
+        """Put a completed row on record.
+
+        Raises:
+            RowRefusedError: the memory refuses it for good; it is kept in the spool's quarantine.
+            AuditMemoryError: the memory did not take it and there is no spool.
+            SpoolError: the disk did not take it either.
+        """
+        try:
+            if not self._breaker.lets_through():
+                raise MemoryUnavailableError("the memory was out of reach a moment ago")
+            return Kept.LATE if self._emit(row) is Stored.LATE else Kept.MEMORY
+        except RowRefusedError:
+            if self._spool is not None:
+                self._spool.set_aside(row)
+            raise
+        except AuditMemoryError:  # out of reach, or replaced by a server that could lose rows
+            if self._spool is None:
+                raise
+            self._spool.keep(row)
+            return Kept.SPOOL
+
+    def settle(self, row: AuditRow) -> Kept:
+        """Put an ending that was seen from outside on record; raises as :meth:`complete`."""
+        if self._spool is not None and not self._spool.empty:
+            self._spool.keep(row)
+            return Kept.SPOOL
+        return self.complete(row)
+
+    def keep(self, row: AuditRow) -> None:
+        """Keep a completed row for later, without asking the memory now.
+
+        Raises:
+            SpoolError: the disk did not take it.
+        """
+        if self._spool is not None:
+            self._spool.keep(row)
+
+    def _emit(self, row: AuditRow) -> Stored:
+        try:
+            stored = self.memory.emit(row)
+        except RowRefusedError:
+            self._breaker.succeeded()
+            raise
+        except AuditMemoryError:
+            self._breaker.failed()
+            raise
+        self._breaker.succeeded()
+        return stored

@@ -1,0 +1,259 @@
+"""The durable local spool: completed rows the memory did not take (decision 14).
+
+One file a row, so that many processes write and replay side by side without a lock: a file is
+written under a name nobody reads, flushed to disk, renamed, and the folder is flushed as well,
+before :meth:`Spool.keep` returns. A crash leaves a whole row or none. Replaying is emitting again,
+which is idempotent, so two replays of one row and a crash between emit and removal do no harm.
+
+What cannot be replayed is never thrown away: a file that is no row, and a row the memory refuses
+for good, go to the folder ``quarantine`` and are reported as sev-1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from audit.errors import RowError, RowRefusedError, SpoolError
+from audit.memory.base import AuditMemory
+from audit.row import COMPLETED, AuditRow
+
+logger: Final = logging.getLogger("audit")
+
+MAX_ROWS: Final = 1_000
+MAX_BYTES: Final = 10 * 1024 * 1024
+
+_SUFFIX: Final = ".row"
+QUARANTINE: Final = "quarantine"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What waits in a spool."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """What one replay did."""
+
+    emitted: int
+    quarantined: int
+
+
+class Spool:
+    """The spool of one host for one memory.
+
+    Args:
+        directory: the host's spool folder (``AUDIT_SPOOL_DIR``); made when it is needed.
+        memory_name: the memory the rows are for. Each has a folder of its own, so that rows
+            never go to another one.
+        max_rows: beyond so many rows the spool is full.
+        max_bytes: beyond so many bytes the spool is full.
+        now_ns: the wall clock in nanoseconds; it decides the order of replay, nothing else.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        memory_name: str,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_BYTES,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.directory = directory / hashlib.sha256(memory_name.encode()).hexdigest()[:16]
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._now_ns = now_ns
+        self._known: tuple[int, Usage] | None = None
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Prove that a row could be kept.
+
+        Raises:
+            SpoolError: the folder cannot be made or written.
+        """
+        with self._errors_of_ours():
+            self._prepare(self.directory)
+            probe = self.directory / f".{uuid4().hex}.probe"
+            _write(probe, b"")
+            probe.unlink()
+
+    def keep(self, row: AuditRow) -> None:
+        """Make a completed row durable on this host.
+
+        Raises:
+            SpoolError: the disk did not take it; the text says why.
+        """
+        self._put(row, self.directory)
+
+    def set_aside(self, row: AuditRow) -> None:
+        """Keep a row that the memory refuses for good, in the quarantine.
+
+        Raises:
+            SpoolError: the disk did not take it; the text says why.
+        """
+        self._put(row, self.directory / QUARANTINE)
+
+    # --- what waits ---------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that new invocations are to be refused."""
+        usage = self.usage()
+        return usage.rows > self._max_rows or usage.bytes > self._max_bytes
+
+    @property
+    def empty(self) -> bool:
+        return self.usage().rows == 0
+
+    def usage(self) -> Usage:
+        """What waits; asked on every invocation, so it costs one ``stat`` while nothing changes."""
+        try:
+            changed = self.directory.stat().st_mtime_ns
+        except OSError:
+            return Usage(rows=0, bytes=0)
+        if self._known is None or self._known[0] != changed:
+            sizes = [_size(path) for path in self._waiting()]
+            usage = Usage(rows=len(sizes), bytes=sum(sizes))
+            # A folder changed within the clock's tick may change again under the same time.
+            settled = time.time_ns() - changed > _TICK_NS
+            self._known = (changed if settled else -1, usage)
+        return self._known[1]
+
+    # --- replay -------------------------------------------------------------------------------
+
+    def replay(self, memory: AuditMemory) -> Replayed:
+        """Emit what waits, oldest first, and remove it.
+
+        Raises:
+            AuditMemoryError: the memory is still out of reach; what is left waits on.
+            SpoolError: the disk does not let a row be read or removed; it waits on.
+        """
+        emitted = quarantined = 0
+        for path in self._waiting():
+            if self._replay_one(path, memory):
+                emitted += 1
+            else:
+                quarantined += 1
+        return Replayed(emitted=emitted, quarantined=quarantined)
+
+    def _replay_one(self, path: Path, memory: AuditMemory) -> bool:
+        """Whether the row is in the memory now; if not, it is in quarantine."""
+        try:
+            stored = path.read_bytes()
+        except FileNotFoundError:
+            return True  # another process was faster
+        except OSError as error:
+            if error.errno in _PASSING:
+                raise SpoolError(f"the spool cannot be read just now ({error.strerror})") from error
+            return self._quarantine(path, f"cannot be read: {error.strerror}")
+        try:
+            row = AuditRow.from_bytes(stored)
+            if row.kind != COMPLETED:
+                raise RowError(f"a row of the kind {row.kind} does not belong into a spool")
+            memory.emit(row)
+        except (RowError, RowRefusedError) as error:
+            return self._quarantine(path, str(error))
+        with self._errors_of_ours():
+            path.unlink(missing_ok=True)
+        return True
+
+    def _quarantine(self, path: Path, why: str) -> bool:
+        logger.critical(
+            "spooled row %s cannot be replayed and is kept in quarantine: %s",
+            path.name,
+            why,
+            extra={"severity": "sev-1"},
+        )
+        folder = self.directory / QUARANTINE
+        with contextlib.suppress(FileNotFoundError), self._errors_of_ours():
+            folder.mkdir(mode=0o700, exist_ok=True)
+            path.rename(folder / path.name)
+        return False
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _put(self, row: AuditRow, folder: Path) -> None:
+        name = f"{self._now_ns():020d}-{uuid4().hex}"
+        hidden = folder / f".{name}.tmp"
+        with self._errors_of_ours():
+            self._prepare(folder)
+            try:
+                _write(hidden, row.to_bytes())
+                hidden.rename(folder / f"{name}{_SUFFIX}")
+            except BaseException:
+                hidden.unlink(missing_ok=True)
+                raise
+            _flush_folder(folder)
+
+    def _prepare(self, folder: Path) -> None:
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _flush_folder(folder.parent)
+
+    def _waiting(self) -> list[Path]:
+        try:
+            names = os.listdir(self.directory)
+        except OSError:
+            return []
+        return [
+            self.directory / name
+            for name in sorted(names)
+            if name.endswith(_SUFFIX) and not name.startswith(".")
+        ]
+
+    @contextlib.contextmanager
+    def _errors_of_ours(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SpoolError(
+                f"the spool {self.directory} does not take rows ({error.strerror}): free space or"
+                " rights there, or set AUDIT_SPOOL_DIR"
+            ) from error
+
+
+_TICK_NS: Final = 50_000_000
+#: What is wrong with this process or machine, not with the file.
+_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
