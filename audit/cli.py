@@ -21,16 +21,15 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import click
-from rich.console import Console
 
-from audit.errors import AuditError, MemoryUrlError
-from audit.memory import AuditMemory, open_memory
+from audit.cli_keeper import keep, reconcile
+from audit.errors import AuditError
+from audit.memory import AuditMemory
 from audit.memory.base import RowFilter
 from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow, Outcome
-from audit.settings import AuditSettings
-from audit.table import ROW_COLUMNS, SHORT_KIND, Column, Table, block, clean, running_columns
+from audit.table import ROW_COLUMNS, SHORT_KIND, block, clean, running_columns
+from audit.terminal import MEMORY_URL, as_json_option, echo, memory_of, print_rows, print_stored
 
-_MEMORY_URL: Final = "audit.memory_url"
 _LONG_KINDS: Final = (STARTED, COMPLETED, LATE, REFUSED)
 _KINDS: Final = {
     **{kind.removeprefix(SHORT_KIND): kind for kind in _LONG_KINDS},
@@ -120,9 +119,6 @@ _tenant: Final = click.option(
     callback=_reading(parse_tenant),
     help="Of this tenant only.",
 )
-_as_json: Final = click.option(
-    "--json", "as_json", is_flag=True, help="Print the stored rows unchanged, one a line."
-)
 # Named as RowFilter names its parts.
 _FILTERS: Final = (
     _tenant,
@@ -195,12 +191,16 @@ def audit(ctx: click.Context, memory: str | None) -> None:
 
     Exit status: 0 fine, 1 the answer is bad news, 2 wrong usage.
     """
-    ctx.meta[_MEMORY_URL] = memory
+    ctx.meta[MEMORY_URL] = memory
+
+
+audit.add_command(keep)
+audit.add_command(reconcile)
 
 
 @audit.command()
 @_tenant
-@_as_json
+@as_json_option
 @click.pass_context
 def running(ctx: click.Context, tenant_id: str | None, as_json: bool) -> None:
     """List what has started and not completed, oldest first.
@@ -209,8 +209,8 @@ def running(ctx: click.Context, tenant_id: str | None, as_json: bool) -> None:
     Example:
       celery -A tasks audit running --tenant 550e8400-e29b-41d4-a716-446655440000
     """
-    rows = sorted(_memory(ctx).running(tenant_id), key=lambda row: row.ts)
-    _print(ctx, rows, running_columns(datetime.now(UTC)), as_json)
+    rows = sorted(memory_of(ctx).running(tenant_id), key=lambda row: row.ts)
+    print_rows(ctx, rows, running_columns(datetime.now(UTC)), as_json)
 
 
 @audit.command(name="list")
@@ -223,7 +223,7 @@ def running(ctx: click.Context, tenant_id: str | None, as_json: bool) -> None:
     show_default=True,
     help="Only the newest N; 0 for all.",
 )
-@_as_json
+@as_json_option
 @click.pass_context
 def list_(ctx: click.Context, /, limit: int, as_json: bool, **parts: Any) -> None:
     """List rows, oldest first.
@@ -232,13 +232,13 @@ def list_(ctx: click.Context, /, limit: int, as_json: bool, **parts: Any) -> Non
     Example:
       celery -A tasks audit list --since 2h --kind completed --outcome error
     """
-    rows = _memory(ctx).select(_wanted(parts))
-    _print(ctx, _newest(rows, limit) if limit else rows, ROW_COLUMNS, as_json)
+    rows = memory_of(ctx).select(_wanted(parts))
+    print_rows(ctx, _newest(rows, limit) if limit else rows, ROW_COLUMNS, as_json)
 
 
 @audit.command()
 @click.argument("request_id")
-@_as_json
+@as_json_option
 @click.pass_context
 def show(ctx: click.Context, request_id: str, as_json: bool) -> None:
     """Show all rows of one invocation, with every field.
@@ -247,16 +247,16 @@ def show(ctx: click.Context, request_id: str, as_json: bool) -> None:
     Example:
       celery -A tasks audit show 01KB8Z5T3MZJ9Y2V4Q6R8S0TAW
     """
-    rows = list(_memory(ctx).rows(request_id=request_id))
+    rows = list(memory_of(ctx).rows(request_id=request_id))
     if not rows:
         raise click.ClickException(
             f"no invocation {request_id!r} in this memory; rows of a Celery task id are found with"
             " `list --task`"
         )
     if as_json:
-        _print_stored(rows)
+        print_stored(rows)
     else:
-        _echo("\n\n".join(map(block, rows)))
+        echo("\n\n".join(map(block, rows)))
 
 
 @audit.command()
@@ -269,7 +269,7 @@ def show(ctx: click.Context, request_id: str, as_json: bool) -> None:
     show_default=True,
     help="Begin with the last N that are there already.",
 )
-@_as_json
+@as_json_option
 @click.pass_context
 def tail(ctx: click.Context, /, last: int, as_json: bool, **parts: Any) -> None:
     """Print the last rows, then new ones until Ctrl-C.
@@ -280,24 +280,10 @@ def tail(ctx: click.Context, /, last: int, as_json: bool, **parts: Any) -> None:
     """
     wanted = _wanted(parts)
     with suppress(KeyboardInterrupt):
-        _print(ctx, _last_and_new(_memory(ctx), wanted, last), ROW_COLUMNS, as_json)
+        print_rows(ctx, _last_and_new(memory_of(ctx), wanted, last), ROW_COLUMNS, as_json)
 
 
 # --- asking -------------------------------------------------------------------------------------
-
-
-def _memory(ctx: click.Context) -> AuditMemory:
-    """The memory that ``--memory`` or the settings name, closed when the command ends."""
-    settings = AuditSettings.read(ctx.obj.app.conf, os.environ)
-    given: str | None = ctx.meta[_MEMORY_URL]
-    try:
-        memory = open_memory(given or settings.memory_url, timeout=settings.emit_timeout)
-    except MemoryUrlError as error:
-        if given is None:
-            raise
-        raise click.BadParameter(clean(str(error)), param_hint="'--memory'") from error
-    ctx.call_on_close(memory.close)
-    return memory
 
 
 def _newest(rows: Iterable[AuditRow], limit: int) -> Sequence[AuditRow]:
@@ -325,45 +311,3 @@ def _last_and_new(memory: AuditMemory, wanted: RowFilter, last: int) -> Iterator
     for row in arriving:
         if row is None or (row.tenant_id, row.position) not in printed:
             yield row
-
-
-# --- printing -----------------------------------------------------------------------------------
-
-
-def _print(
-    ctx: click.Context, rows: Iterable[AuditRow | None], columns: Sequence[Column], as_json: bool
-) -> None:
-    """Print rows as they come; a ``None`` among them says that there is none just now."""
-    if as_json:
-        _print_stored(rows)
-    else:
-        _print_table(Table(columns, _console(ctx)), rows)
-
-
-def _print_stored(rows: Iterable[AuditRow | None]) -> None:
-    for row in rows:
-        if row is not None:
-            click.echo(row.to_bytes())  # flushes, too
-
-
-def _print_table(table: Table, rows: Iterable[AuditRow | None]) -> None:
-    # The titles wait for the first answer, so that a memory out of reach leaves no empty table.
-    coming = iter(rows)
-    row = next(coming, None)
-    _echo(table.titles())
-    if row is not None:
-        _echo(table.line(row))
-    for row in coming:
-        if row is not None:
-            _echo(table.line(row))
-
-
-def _console(ctx: click.Context) -> Console | None:
-    if not sys.stdout.isatty():
-        return None
-    return Console(color_system=None if ctx.obj.no_color else "auto", highlight=False)
-
-
-def _echo(text: str) -> None:
-    """Print a line, and flush; what the terminal's encoding lacks is escaped."""
-    click.echo(text.encode(sys.stdout.encoding, "backslashreplace"))

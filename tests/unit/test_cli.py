@@ -27,16 +27,19 @@ from audit.row import (
     skill_invoked_started,
     timestamp,
 )
+from audit.testing import InMemory
 from tests.support import HASH, TENANT, make_ending, make_identity
 
 OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 EXAMPLE_ID = "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW"
 NOW = datetime.now(UTC)
-COMMANDS = ("list", "running", "show", "tail")
+#: They do a keeper's work, see test_cli_keeper.py; all others only read.
+KEEPING = ("keep", "reconcile")
+COMMANDS = ("keep", "list", "reconcile", "running", "show", "tail")
 
 
 @dataclass
-class FakeMemory(AuditMemory):
+class FakeMemory(InMemory):
     """Holds rows, and yields ``arriving`` (rows, ``None``, or an error to raise) to a follower."""
 
     stored: list[AuditRow] = field(default_factory=list)
@@ -44,6 +47,9 @@ class FakeMemory(AuditMemory):
     error: Exception | None = None
     calls: list[str] = field(default_factory=list)
     closed: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
 
     def check(self) -> None:
         raise AssertionError("the command line only reads")
@@ -105,7 +111,7 @@ def at(position: int, row: AuditRow) -> AuditRow:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
     fake = FakeMemory()
-    monkeypatch.setattr("audit.cli.open_memory", lambda url, *, timeout: fake)
+    monkeypatch.setattr("audit.terminal.open_memory", lambda url, *, timeout: fake)
     for variable in ("AUDIT_MEMORY_URL", "AUDIT_EMIT_TIMEOUT"):
         monkeypatch.delenv(variable, raising=False)
     return fake
@@ -353,7 +359,7 @@ def test_the_memory_is_the_one_of_the_settings(monkeypatch: pytest.MonkeyPatch) 
         opened.append((url, timeout))
         return FakeMemory()
 
-    monkeypatch.setattr("audit.cli.open_memory", open_memory)
+    monkeypatch.setattr("audit.terminal.open_memory", open_memory)
     conf = {"audit_memory_url": "redis://conf", "audit_emit_timeout": 7}
     run("list", conf=conf)
     monkeypatch.setenv("AUDIT_MEMORY_URL", "redis://env")
@@ -445,7 +451,7 @@ def test_the_help_names_every_command() -> None:
     assert "..." not in listed
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS if name not in KEEPING)])
 def test_the_examples_in_the_help_run(memory: FakeMemory, command: tuple[str, ...]) -> None:
     """Every help text has an example, and each does what it says without complaint."""
     memory.stored = [started(1, request_id=EXAMPLE_ID)]
@@ -467,6 +473,6 @@ def test_every_option_says_what_it_does() -> None:
 def test_help_needs_no_memory(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Nothing is opened, and no setting read, to print a help text."""
     broken: Callable[..., AuditMemory] = lambda *_, **__: pytest.fail("opened")  # noqa: E731
-    monkeypatch.setattr("audit.cli.open_memory", broken)
+    monkeypatch.setattr("audit.terminal.open_memory", broken)
     monkeypatch.setenv("AUDIT_EMIT_TIMEOUT", "soon")
     assert "Example:" in help_of(name)

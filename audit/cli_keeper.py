@@ -1,0 +1,119 @@
+"""``audit keep`` and ``audit reconcile``: the keeper behind the hosts, as a program.
+
+``keep`` goes on until SIGINT or SIGTERM and tells what it does, a line each; ``reconcile`` does a
+keeper's work once. What goes wrong meanwhile is in the log, on standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import click
+
+from audit.invocation import new_request_id
+from audit.keeper import Keeper, Round
+from audit.row import timestamp
+from audit.spool import Spool
+from audit.table import ROW_COLUMNS
+from audit.terminal import as_json_option, echo, memory_of, print_rows, settings_of
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Tell in JSON, one object a line.")
+@click.pass_context
+def keep(ctx: click.Context, as_json: bool) -> None:
+    """Replay and reconcile until SIGINT or SIGTERM.
+
+    Several keepers may run, one leads and the others take over when it ends. Each of them replays
+    what waits in the spool of its own host.
+
+    \b
+    Example:
+      celery -A tasks audit keep
+    """
+    holder = new_request_id()
+    with signals_to_end() as stop:
+        _keeper(ctx, holder).keep(stop, _Teller(holder, as_json).tell)
+
+
+@click.command()
+@as_json_option
+@click.pass_context
+def reconcile(ctx: click.Context, as_json: bool) -> None:
+    """Close what is abandoned now, and list what was closed.
+
+    Takes as long as a lease must be seen absent: two thirds of AUDIT_LEASE_SECONDS.
+
+    \b
+    Example:
+      celery -A tasks audit reconcile
+    """
+    sweep = _keeper(ctx, new_request_id()).reconcile()
+    print_rows(ctx, sweep.closed, ROW_COLUMNS, as_json)
+    if sweep.suspects:
+        click.echo(
+            f"processes that are silent, but not for long enough: {sweep.suspects}; run it again",
+            err=True,
+        )
+
+
+@contextmanager
+def signals_to_end() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set."""
+    stop = threading.Event()
+
+    def end(*_: object) -> None:
+        # By a thread: whoever waits for the event may hold its lock just now, and is us.
+        threading.Thread(target=stop.set).start()
+
+    before = {signum: signal.signal(signum, end) for signum in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _keeper(ctx: click.Context, holder: str) -> Keeper:
+    settings, memory = settings_of(ctx), memory_of(ctx)
+    return Keeper(
+        memory,
+        Spool(Path(settings.spool_dir), memory.name),
+        holder=holder,
+        lease_seconds=settings.lease_seconds,
+    )
+
+
+class _Teller:
+    """Tells what a round changed; a round that changed nothing is not worth a line."""
+
+    def __init__(self, holder: str, as_json: bool) -> None:
+        self._holder = holder
+        self._as_json = as_json
+        self._leads: bool | None = None
+
+    def tell(self, did: Round) -> None:
+        if did.leads != self._leads:
+            self._leads = did.leads
+            text = f"keeper {self._holder} leads" if did.leads else "another keeper leads"
+            self._line(text, event="leads" if did.leads else "follows", keeper=self._holder)
+        if did.replayed:
+            text = f"spooled rows that reached the memory: {did.replayed}"
+            self._line(text, event="replayed", rows=did.replayed)
+        closed = [row.request_id for row in did.sweep.closed] if did.sweep else []
+        if closed:
+            text = f"abandoned invocations closed: {' '.join(closed)}"
+            self._line(text, event="closed", request_ids=closed)
+
+    def _line(self, text: str, **event: object) -> None:
+        moment = timestamp(datetime.now(UTC))
+        echo(json.dumps({"ts": moment, **event}) if self._as_json else f"{moment} {text}")

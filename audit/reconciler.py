@@ -1,0 +1,172 @@
+"""The reconciler: closes invocations whose process is gone (decision 10).
+
+Every process that starts invocations holds a lease in the memory and renews it once a period. An
+invocation is abandoned when the lease of its process has stayed absent, as seen by one observer,
+while the memory answered without a break, for two periods: after an outage, a living process renews
+within one, so no outage condemns anyone who lives. Time is the observer's own monotonic clock.
+
+Two reconcilers at once do no harm: the memory lets one close, and an abandoned ending that comes
+second adds nothing. A process that was only cut off and completes later gets
+``skill.invoked_late``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from audit.memory.base import AuditMemory, Stored
+from audit.row import AuditRow, Ending, Identity, Reason, skill_invoked_completed, timestamp
+
+logger: Final = logging.getLogger("audit")
+
+#: A lease is renewed so many times while it lasts.
+RENEWALS: Final = 3
+#: For so many periods a lease must stay absent.
+PERIODS: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """What one sweep saw and did.
+
+    Attributes:
+        running: invocations that are started and not completed.
+        oldest_seconds: age of the oldest of them by its ``ts``, 0 where there is none.
+        closed: the rows this sweep wrote.
+        suspects: processes whose lease is absent, and not long enough yet.
+    """
+
+    running: int
+    oldest_seconds: float
+    closed: list[AuditRow] = field(default_factory=list)
+    suspects: int = 0
+
+
+class Reconciler:
+    """One observer of leases.
+
+    Args:
+        memory: where the rows are.
+        lease_seconds: how long a lease lasts (``AUDIT_LEASE_SECONDS``).
+        clock: monotonic seconds.
+        now: the wall clock, for ``ts`` and ages only.
+    """
+
+    def __init__(
+        self,
+        memory: AuditMemory,
+        *,
+        lease_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._memory = memory
+        self._period = lease_seconds / RENEWALS
+        self._clock = clock
+        self._now = now
+        self._absent_since: dict[str, float] = {}
+        self._last_look: float | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds a lease must be seen absent before its invocations are closed."""
+        return PERIODS * self._period
+
+    def sweep(self) -> Sweep:
+        """Look once; close what is abandoned.
+
+        Raises:
+            AuditMemoryError: the memory did not answer; what was observed so far counts no more.
+        """
+        try:
+            return self._sweep()
+        except BaseException:
+            self.forget()
+            raise
+
+    def forget(self) -> None:
+        """Begin to observe anew: there was a break."""
+        self._absent_since.clear()
+        self._last_look = None
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _sweep(self) -> Sweep:
+        running = list(self._memory.running())
+        condemned = self._observe({_worker(row) for row in running})
+        closed = [
+            row
+            for started in running
+            if _worker(started) in condemned and (row := self._close(started)) is not None
+        ]
+        ages = [(self._now() - datetime.fromisoformat(row.ts)).total_seconds() for row in running]
+        return Sweep(
+            running=len(running) - len(closed),
+            oldest_seconds=max([0.0, *ages]),
+            closed=closed,
+            suspects=len(self._absent_since) - len(condemned),
+        )
+
+    def _observe(self, workers: set[str]) -> set[str]:
+        """The workers seen absent long enough without a break."""
+        before = self._clock()
+        if self._last_look is not None and before - self._last_look > self._period:
+            self.forget()  # nobody looked for a while: a lease may have come and gone
+        absent = workers - self._memory.leases(workers)
+        # Seen absent at the earliest when the answer was asked for, at the latest now.
+        after = self._clock()
+        self._absent_since = {w: self._absent_since.get(w, after) for w in absent}
+        self._last_look = before
+        return {w for w, since in self._absent_since.items() if before - since >= self.patience}
+
+    def _close(self, started: AuditRow) -> AuditRow | None:
+        """Close one invocation as abandoned; ``None`` where somebody else was first."""
+        identity = identity_of(started)
+        ending = Ending(
+            reason=Reason.ABANDONED,
+            error_message="WorkerAbandoned: the process that ran it is gone without a word",
+        )
+        row = skill_invoked_completed(
+            identity,
+            ending,
+            self._memory.lived_ms(started, _worker(started)),
+            ts=timestamp(self._now()),
+            duration="lower_bound",
+        )
+        if self._memory.emit(row) is not Stored.NEW:
+            return None
+        logger.error(
+            "invocation %s of %s was abandoned by worker %s and is closed",
+            row.request_id,
+            identity.skill_id,
+            identity.worker,
+            extra={"severity": "sev-2"},
+        )
+        return row
+
+
+def identity_of(started: AuditRow) -> Identity:
+    """The identity that a started row carries."""
+    payload, meta = started.payload, started.meta
+    return Identity(
+        request_id=payload["request_id"],
+        skill_id=payload["skill_id"],
+        version=payload["version"],
+        caller_persona=payload["caller_persona"],
+        tenant_id=payload["tenant_id"],
+        trace_id=payload["trace_id"],
+        task_id=meta.get("task_id"),
+        attempt=meta.get("attempt", 0),
+        redelivered=meta.get("redelivered", False),
+        parent_request_id=meta.get("parent_request_id"),
+        worker=meta.get("worker", ""),
+    )
+
+
+def _worker(row: AuditRow) -> str:
+    return str(row.meta.get("worker", ""))

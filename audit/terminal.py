@@ -1,0 +1,92 @@
+"""What the commands share: the memory they ask, and how rows come out, on a terminal or in a pipe.
+
+With ``--json`` standard output holds the very bytes that are stored, one row a line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import click
+from rich.console import Console
+
+from audit.errors import MemoryUrlError
+from audit.memory import AuditMemory, open_memory
+from audit.row import AuditRow
+from audit.settings import AuditSettings
+from audit.table import Column, Table, clean
+
+#: Where the context keeps what ``--memory`` said.
+MEMORY_URL: Final = "audit.memory_url"
+
+as_json_option: Final = click.option(
+    "--json", "as_json", is_flag=True, help="Print the stored rows unchanged, one a line."
+)
+
+
+# --- asking -------------------------------------------------------------------------------------
+
+
+def settings_of(ctx: click.Context) -> AuditSettings:
+    """The settings of the Celery application that the command line names."""
+    return AuditSettings.read(ctx.obj.app.conf, os.environ)
+
+
+def memory_of(ctx: click.Context) -> AuditMemory:
+    """The memory that ``--memory`` or the settings name, closed when the command ends."""
+    settings = settings_of(ctx)
+    given: str | None = ctx.meta[MEMORY_URL]
+    try:
+        memory = open_memory(given or settings.memory_url, timeout=settings.emit_timeout)
+    except MemoryUrlError as error:
+        if given is None:
+            raise
+        raise click.BadParameter(clean(str(error)), param_hint="'--memory'") from error
+    ctx.call_on_close(memory.close)
+    return memory
+
+
+# --- printing -----------------------------------------------------------------------------------
+
+
+def print_rows(
+    ctx: click.Context, rows: Iterable[AuditRow | None], columns: Sequence[Column], as_json: bool
+) -> None:
+    """Print rows as they come; a ``None`` among them says that there is none just now."""
+    if as_json:
+        print_stored(rows)
+    else:
+        _print_table(Table(columns, _console(ctx)), rows)
+
+
+def print_stored(rows: Iterable[AuditRow | None]) -> None:
+    """Print the stored bytes, one row a line."""
+    for row in rows:
+        if row is not None:
+            click.echo(row.to_bytes())  # flushes, too
+
+
+def echo(text: str) -> None:
+    """Print a line, and flush; what the terminal's encoding lacks is escaped."""
+    click.echo(text.encode(sys.stdout.encoding, "backslashreplace"))
+
+
+def _print_table(table: Table, rows: Iterable[AuditRow | None]) -> None:
+    # The titles wait for the first answer, so that a memory out of reach leaves no empty table.
+    coming = iter(rows)
+    row = next(coming, None)
+    echo(table.titles())
+    if row is not None:
+        echo(table.line(row))
+    for row in coming:
+        if row is not None:
+            echo(table.line(row))
+
+
+def _console(ctx: click.Context) -> Console | None:
+    if not sys.stdout.isatty():
+        return None
+    return Console(color_system=None if ctx.obj.no_color else "auto", highlight=False)
