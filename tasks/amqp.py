@@ -27,8 +27,10 @@ from audit.errors import (
     MissingInvocationContext,
     SkillDefinitionError,
 )
+from tasks import telemetry
 from tasks.caller import REQUEST_ID_HEADER, publishing_context
 from tasks.coroutine import PerThread, in_lent_thread
+from tasks.runtime import runtime_of
 from tasks.task import SkillTask
 
 #: Headers that say what is executed; Celery would let a caller's headers replace them.
@@ -111,6 +113,8 @@ class SkillAMQP(AMQP):
             headers: Mapping[str, Any] | None = None,
             **options: Any,
         ) -> Any:
+            if runtime_of(self.app).settings.instrument:
+                telemetry.instrument()
             merged, place = self._headers(message.headers, headers or {})
             message = message._replace(headers=merged)
             span = place.span() if place is not None else trace.get_current_span()

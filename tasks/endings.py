@@ -8,8 +8,17 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Final
 
+from billiard.common import terminate_handler_fired
 from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import (
+    Ignore,
+    Reject,
+    Retry,
+    SoftTimeLimitExceeded,
+    WorkerShutdown,
+    WorkerTerminate,
+)
+from celery.worker import state
 
 from audit.masking import error_message
 from audit.row import Ending, Reason
@@ -41,10 +50,37 @@ def ending_of(
         type_only: keep the error's type alone.
         reason: the reason where the caller knows it better than the type says.
     """
-    reason = reason or next(found for kind, found in REASONS if isinstance(error, kind))
+    reason = reason or reason_of(error)
     if reason is Reason.IGNORED:
         return Ending(reason=reason)
     return Ending(reason=reason, error_message=error_message(error, values, type_only=type_only))
+
+
+#: How gevent's pool ends a body; known by name, for gevent need not be there.
+_IN_GREENLETS: Final = {
+    "greenlet.GreenletExit": Reason.TERMINATED,
+    "gevent.timeout.Timeout": Reason.HARD_TIME_LIMIT,
+}
+
+
+def reason_of(error: BaseException) -> Reason:
+    """The reason that an exception which left the body stands for.
+
+    A signal that ends this process arrives in the body as SystemExit, and a shutdown in a solo
+    worker's body as whatever Celery raises there: not the body's doing, either of them.
+    """
+    if isinstance(error, SystemExit) and terminate_handler_fired():
+        return Reason.TERMINATED
+    if (named := _IN_GREENLETS.get(f"{type(error).__module__}.{type(error).__name__}")) is not None:
+        return named
+    if isinstance(error, WorkerShutdown | WorkerTerminate) or _stopped_under_it(error):
+        return Reason.SHUTDOWN
+    return next(found for kind, found in REASONS if isinstance(error, kind))
+
+
+def _stopped_under_it(error: BaseException) -> bool:
+    terminating = state.should_terminate is not None and state.should_terminate is not False
+    return terminating and isinstance(error, NotImplementedError | SystemExit)
 
 
 class SoftLimitWatch:

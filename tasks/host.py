@@ -7,17 +7,13 @@ exists. Celery's built-in tasks and an application's plain tasks stay plain: onl
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from celery import Celery
 from kombu.utils.imports import symbol_by_name
 
-from audit.errors import SettingsError, SkillDefinitionError
-from audit.settings import AuditSettings
-from tasks import telemetry
+from audit.errors import SkillDefinitionError
 from tasks.amqp import SkillAMQP
 from tasks.runtime import runtime_of
 from tasks.task import SkillTask
@@ -70,21 +66,6 @@ def _is_host(app: Celery) -> bool:
 def _wire(app: Celery) -> None:
     runtime_of(app)
     app.steps["worker"].add(AuditStep)
-    app.on_after_configure.connect(_on_configured, weak=False)
-    if app.configured:
-        _on_configured(app)
-
-
-def _on_configured(sender: Celery, **_: Any) -> None:
-    """Celery has read the configuration: instrument the process.
-
-    Celery swallows what is raised here, so nothing is judged here: a worker does it when it starts
-    (``tasks/worker.py``), any other process where it comes to use a setting.
-    """
-    with suppress(SettingsError):
-        # Read anew, not through the runtime, which would keep what may still be changed.
-        if AuditSettings.read(sender.conf, os.environ).instrument:
-            telemetry.instrument()
 
 
 def skill(

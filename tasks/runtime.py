@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import cached_property
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Final, cast
 
+from audit.breaker import Breaker
 from audit.invocation import new_request_id
 from audit.memory import AuditMemory, open_memory
+from audit.recorder import Recorder
 from audit.settings import AuditSettings
+from audit.spool import Spool
 from tasks.coroutine import PerThread
+from tasks.lease import Lease
+
+#: Seconds an emit of the worker's main process may take; its event loop waits for it.
+OUTSIDE_SECONDS: Final = 0.5
 
 
 class SkillRuntime:
@@ -22,6 +31,9 @@ class SkillRuntime:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._memories = PerThread(self._open_memory)
+        self._recorders = PerThread(self._make_recorder)
+        self._breakers: dict[int, Breaker] = {}
+        self._leases: dict[int, Lease] = {}
         self._worker: str | None = None
         self._others: dict[int, str] = {}
 
@@ -33,8 +45,50 @@ class SkillRuntime:
     def memory(self) -> AuditMemory:
         return self._memories.get()
 
-    def _open_memory(self) -> AuditMemory:
-        return open_memory(self.settings.memory_url, timeout=self.settings.emit_timeout)
+    @property
+    def recorder(self) -> Recorder:
+        """Puts the rows of this process on record."""
+        return self._recorders.get()
+
+    @cached_property
+    def spool(self) -> Spool:
+        """This host's spool for the memory."""
+        return Spool(Path(self.settings.spool_dir), self.memory.name)
+
+    @cached_property
+    def outside(self) -> Recorder:
+        """For endings that the worker's main process sees: its event loop must not wait long."""
+        return Recorder(self._open_memory(OUTSIDE_SECONDS), self.spool)
+
+    def hold_lease(self) -> Lease:
+        """The lease of this process; taken at the first call in it."""
+        pid = os.getpid()
+        lease = self._leases.get(pid)
+        if lease is None:
+            # With a short timeout: a direct caller's first call waits for it, beside its own emit.
+            memory = self._open_memory(OUTSIDE_SECONDS)
+            mine = Lease(memory, self.spool, self.worker_id, self.settings.lease_seconds)
+            lease = self._leases.setdefault(pid, mine)
+            if lease is mine:
+                lease.hold()
+        return lease
+
+    def ready(self) -> None:
+        """Whatever process is about to start an invocation holds a lease.
+
+        A worker's main process holds the one of its pool children, too.
+        """
+        if self._worker is None:
+            self.hold_lease()
+
+    def _open_memory(self, at_most: float = math.inf) -> AuditMemory:
+        timeout = min(self.settings.emit_timeout, at_most)
+        return open_memory(self.settings.memory_url, timeout=timeout)
+
+    def _make_recorder(self) -> Recorder:
+        # One breaker a process: what one thread found out spares the others the timeout.
+        breaker = self._breakers.setdefault(os.getpid(), Breaker())
+        return Recorder(self.memory, self.spool, breaker)
 
     @property
     def worker_id(self) -> str:

@@ -20,22 +20,25 @@ from typing import Any, Final
 
 from celery import Task
 from celery._state import _task_stack
+from celery.exceptions import Ignore
 
 from audit.canonical import arguments_by_name, digest
 from audit.context import InvocationContext, Trace, enter
 from audit.errors import (
+    AuditEmitFailed,
+    AuditMemoryError,
     CanonicalizationError,
     InvalidInvocationContext,
     MissingInvocationContext,
     NotStartedError,
+    PoisonedMessageError,
     SkillArgumentsError,
     SkillDefinitionError,
 )
-from audit.invocation import Invocation, State, new_request_id
-from audit.row import NIL_TENANT, Ending, Identity, Reason, Refusal
+from audit.invocation import Invocation, State
+from audit.row import COMPLETED, Ending, Identity, Reason, Refusal
 from tasks.caller import (
     CHILD_STATE,
-    REQUEST_ID_HEADER,
     ChildState,
     child_state,
     context_headers,
@@ -43,6 +46,8 @@ from tasks.caller import (
 )
 from tasks.coroutine import run_to_its_end
 from tasks.endings import ending_of, soft_limits
+from tasks.identity import attempt_of, identify, redelivered, task_id_of
+from tasks.refused import publish_again
 from tasks.runtime import SkillRuntime, runtime_of
 
 SKILL_ID: Final = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
@@ -55,6 +60,7 @@ _REFUSALS: Final[Mapping[type[Exception], Refusal]] = {
     InvalidInvocationContext: Refusal.INVALID_CONTEXT,
     SkillArgumentsError: Refusal.BAD_ARGUMENTS,
     CanonicalizationError: Refusal.UNCANONICAL_ARGUMENTS,
+    PoisonedMessageError: Refusal.POISON,
 }
 
 
@@ -63,11 +69,16 @@ class SkillTask(Task):
 
     Attributes:
         version: the skill's version, e.g. ``"1.0.0"``; a skill without one cannot be declared.
+        retry_when_refused: publish the message again, later, when the memory does not take the
+            started row; for callers who never read the result, as beat.
+        max_refusals: how often at most.
     """
 
     abstract = True
     Request = "tasks.request:SkillRequest"
     version: str = ""
+    retry_when_refused: bool = False
+    max_refusals: int = 12
 
     # --- declaration --------------------------------------------------------------------------
 
@@ -137,14 +148,18 @@ class SkillTask(Task):
 
         Raises:
             AuditEmitFailed: the started row is not durable (503).
+            Retry: so it is, and the message was published again (``retry_when_refused``).
             MissingInvocationContext, InvalidInvocationContext, SkillArgumentsError,
-            CanonicalizationError: the invocation is refused.
+            CanonicalizationError, PoisonedMessageError: the invocation is refused.
         """
         super().before_start(task_id, args, kwargs)
         request = self.request_stack.top
-        self._start(
-            request, args, kwargs, lambda: InvocationContext.from_headers(context_headers(request))
-        )
+        headers = context_headers(request)
+        try:
+            self._start(request, args, kwargs, lambda: InvocationContext.from_headers(headers))
+        except AuditEmitFailed as error:
+            publish_again(self, request, args, kwargs, error)
+            raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Called by the tracer after ``before_start``, or by anyone as a plain function."""
@@ -224,22 +239,49 @@ class SkillTask(Task):
         try:
             context = find()
             args_hash = self.args_hash(args, kwargs)
+            self._refuse_poison(vars(request), context)
         except tuple(_REFUSALS) as error:
             self._refuse(request, find, error)
             raise
         place = context.trace or Trace.current() or Trace.fresh()
         context = context.in_trace(place)
-        identity = self._identity(request, context)
-        invocation = Invocation(identity, self._runtime.memory)
+        runtime = self._runtime
+        runtime.ready()
+        identity = identify(self, vars(request), context, runtime.worker_id)
+        invocation = Invocation(identity, runtime.recorder)
         state = ChildState(invocation, context.published_by(identity.request_id))
         vars(request)[CHILD_STATE] = state
         try:
             invocation.start(args_hash)
+        except AuditEmitFailed:
+            state.inherited = context  # what never was is nobody's parent
+            raise
         except BaseException as error:
             # A signal may have struck with the row on record, and after SystemExit no hook follows.
             self._close_if_open(state, error, args, kwargs)
             raise
         return state
+
+    def _refuse_poison(self, message: Mapping[str, Any], context: InvocationContext) -> None:
+        """A message that workers die over is redelivered without end; enough is enough.
+
+        Raises:
+            PoisonedMessageError: ``audit_max_deaths`` workers died over it.
+            AuditEmitFailed: the memory does not tell.
+        """
+        if not redelivered(message):
+            return
+        most = self._runtime.settings.max_deaths
+        name = f"{task_id_of(message)}/{attempt_of(message)}"
+        try:
+            deaths = self._runtime.memory.deaths(context.tenant_id, name)
+        except AuditMemoryError as error:
+            raise AuditEmitFailed("start", str(error)) from error
+        if deaths >= most:
+            raise PoisonedMessageError(
+                f"{deaths} workers died over this message, at most {most} may (audit_max_deaths):"
+                " mend the skill or its arguments, then call it again"
+            )
 
     def _refuse(
         self, request: Any, find: Callable[[], InvocationContext], error: Exception
@@ -250,27 +292,9 @@ class SkillTask(Task):
         except (MissingInvocationContext, InvalidInvocationContext):
             context = None
         refusal = next(word for kind, word in _REFUSALS.items() if isinstance(error, kind))
-        identity = self._identity(request, context)
-        Invocation(identity, self._runtime.memory).refuse(refusal, str(error))
-
-    def _identity(self, request: Any, context: InvocationContext | None) -> Identity:
-        """Who is executed for whom. What is executed is this task, whatever a header claims."""
-        delivery = request.delivery_info or {}
-        received = vars(request).get(REQUEST_ID_HEADER)
-        place = context.trace if context is not None else Trace.current()
-        return Identity(
-            request_id=received if isinstance(received, str) else new_request_id(),
-            skill_id=self.name,
-            version=self.version,
-            caller_persona=context.caller_persona if context is not None else "",
-            tenant_id=context.tenant_id if context is not None else NIL_TENANT,
-            trace_id=(place or Trace.fresh()).trace_id,
-            task_id=_text(request.id),
-            attempt=_attempt(request.retries),
-            redelivered=bool(delivery.get("redelivered")),
-            parent_request_id=context.parent_request_id if context is not None else None,
-            worker=self._runtime.worker_id,
-        )
+        runtime = self._runtime
+        identity = identify(self, vars(request), context, runtime.worker_id)
+        Invocation(identity, runtime.recorder).refuse(refusal, str(error))
 
     def _perform(self, state: ChildState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the body and close the invocation, whatever leaves the body.
@@ -286,8 +310,28 @@ class SkillTask(Task):
         except BaseException as error:
             enter(state.outside)
             self._close_if_open(state, error, args, kwargs)
+            self._let_nothing_out_if_killed(invocation)
             raise
+        self._let_nothing_out_if_killed(invocation)
         return result
+
+    def _let_nothing_out_if_killed(self, invocation: Invocation) -> None:
+        """A hard time limit is on record: the caller was told so, and nothing else may follow.
+
+        Raises:
+            Ignore: Celery stores no result and publishes nothing.
+        """
+        if invocation.late and self._closed_as(invocation.identity) is Reason.HARD_TIME_LIMIT:
+            raise Ignore("the hard time limit was faster")
+
+    def _closed_as(self, identity: Identity) -> Reason | None:
+        try:
+            rows = self._runtime.memory.rows(
+                tenant_id=identity.tenant_id, request_id=identity.request_id, kind=COMPLETED
+            )
+            return next((Reason(row.meta["reason"]) for row in rows), None)
+        except AuditMemoryError:
+            return None
 
     def _timed_body(self, state: ChildState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The body, on the clock and on behalf of its caller."""
@@ -347,15 +391,3 @@ class SkillTask(Task):
 
 
 _NEVER_STARTED: Final = (State.RECEIVED, State.REFUSED, State.NOT_STARTED)
-
-
-def _text(task_id: Any) -> str | None:
-    """A task id as a row can keep it: a foreign publisher may have put anything there."""
-    if task_id is None:
-        return None
-    return str(task_id).encode("ascii", "backslashreplace").decode()[:255]
-
-
-def _attempt(retries: Any) -> int:
-    """Celery's ``retries`` where it is a number of attempts; a row has room for small ones only."""
-    return retries if type(retries) is int and 0 <= retries < 2**31 else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any, Final
 
 from celery import bootsteps
@@ -12,7 +13,9 @@ from audit.errors import (
     MemoryUnavailableError,
     SettingsError,
     SkillDefinitionError,
+    SpoolError,
 )
+from audit.keeper import ROLE
 from audit.memory import AuditMemory
 from tasks import telemetry
 from tasks.amqp import require_protocol_2
@@ -21,21 +24,30 @@ from tasks.runtime import runtime_of
 logger: Final = logging.getLogger("audit")
 
 
-class AuditStep(bootsteps.Step):
+class AuditStep(bootsteps.StartStopStep):
     """Gives the worker its id, judges configuration and memory, and prepares telemetry.
 
     A setting that cannot be used stops the worker, and so does a memory that could lose or evict
     rows. One that does not answer does not: it may be back soon, and until then every invocation
     is refused.
+
+    Its lease is held from after the pool is there (a thread started before would be forked) until
+    the process has ended, and before the consumer takes a message.
     """
+
+    requires = ("celery.worker.components:Pool",)
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         runtime = runtime_of(parent.app)
         runtime.boot_worker()
-        telemetry.connect(pool_forks="prefork" in parent.pool_cls.__module__)
         try:
+            telemetry.connect(
+                pool_forks="prefork" in parent.pool_cls.__module__,
+                spans=runtime.settings.instrument,
+            )
             require_protocol_2(parent.app)
+            runtime.spool.check()
             _check(runtime.memory)
         except MemoryUnavailableError as error:
             logger.critical(
@@ -43,8 +55,41 @@ class AuditStep(bootsteps.Step):
                 error,
                 extra={"severity": "sev-1"},
             )
-        except (AuditMemoryError, SettingsError, SkillDefinitionError) as error:
+        except (AuditMemoryError, SettingsError, SkillDefinitionError, SpoolError) as error:
             raise SystemExit(f"This worker does not start: {error}") from error
+
+    def start(self, parent: Any) -> None:
+        runtime = runtime_of(parent.app)
+        runtime.hold_lease()
+        _warn_of_limits(parent.pool_cls.__module__)
+        _warn_without_keeper(runtime.memory)
+
+    def stop(self, parent: Any) -> None:
+        """The lease is given back when the process ends, after the pool has."""
+
+
+def _warn_of_limits(pool: str) -> None:
+    """Say what the pool does not do, for it will be missed when a skill overruns."""
+    name = pool.rpartition(".")[2]
+    if name in _IGNORED:
+        logger.warning("the %s pool ignores %s", name, _IGNORED[name])
+
+
+_IGNORED: Final = {
+    "solo": "time limits, and a revoke reaches a skill only when its body has ended",
+    "thread": "time limits, and cannot terminate a running skill",
+    "gevent": "soft time limits, and hard ones end a skill only where it waits",
+    "eventlet": "soft time limits, and hard ones end a skill only where it waits",
+}
+
+
+def _warn_without_keeper(memory: AuditMemory) -> None:
+    with suppress(AuditMemoryError):
+        if not memory.is_led(ROLE):
+            logger.warning(
+                "no keeper has been seen: invocations of a worker that dies stay open until"
+                " `celery audit keep` runs"
+            )
 
 
 def _check(memory: AuditMemory) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
+import signal
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +162,13 @@ def declare(app: Celery) -> SimpleNamespace:
             time.sleep(0.01)
         return "released"
 
+    @skill("test.wait-at", version="1.0.0", app=app)
+    def wait_at(fifo: str, number: int) -> int:
+        """Waits, without looking, until somebody opens the pipe for writing."""
+        journal(str(number))
+        with open(fifo):
+            return number
+
     @skill("test.async", version="1.0.0", app=app)
     async def an_async(x: int) -> dict[str, Any]:
         await asyncio.sleep(0.01)
@@ -215,6 +224,51 @@ def declare(app: Celery) -> SimpleNamespace:
     @skill("test.own-request-id", version="1.0.0", bind=True, app=app)
     def own_request_id(self: Any) -> str:
         return str(self.request.get(REQUEST_ID_HEADER))
+
+    @skill("test.die", version="1.0.0", app=app)
+    def die(how: str, mark: str = "") -> None:
+        """End this process in one of the ways a process can end."""
+        journal(f"{mark or how}")
+        if how == "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "segfault":
+            ctypes.string_at(0)
+        elif how == "abort":
+            os.abort()
+        elif how == "exit":
+            os._exit(3)
+
+    @skill(
+        "test.poison",
+        version="1.0.0",
+        acks_late=True,
+        reject_on_worker_lost=True,
+        app=app,
+    )
+    def poison(mark: str) -> None:
+        journal(mark)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @skill("test.hard-limit", version="1.0.0", time_limit=1, app=app)
+    def hard_limit(mark: str) -> None:
+        journal(mark)
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(30)
+
+    @skill("test.memory-error", version="1.0.0", app=app)
+    def memory_error() -> None:
+        raise MemoryError("no more")
+
+    @skill("test.busy", version="1.0.0", app=app)
+    def busy(mark: str) -> None:
+        journal(mark)
+        time.sleep(60)
+
+    @skill("test.tick", version="1.0.0", retry_when_refused=True, app=app)
+    def tick(mark: str) -> str:
+        journal(mark)
+        return mark
 
     @skill("test.private", version="1.0.0", ignore_result=True, app=app)
     def private(mark: str) -> dict[str, str]:

@@ -88,12 +88,14 @@ class Stack:
             "CELERY_RESULT_BACKEND": self.server.url_for(1),
             "AUDIT_MEMORY_URL": self.memory_url,
             "JOURNAL": str(self.journal_path),
+            "AUDIT_SPOOL_DIR": str(directory / "spool"),
         }
         self.app = SkillHost("caller")
         self.app.conf.update(
             broker_url=self.environ["CELERY_BROKER_URL"],
             result_backend=self.environ["CELERY_RESULT_BACKEND"],
             audit_memory_url=self.memory_url,
+            audit_spool_dir=str(directory / "spool"),
             task_default_queue="skills",
             accept_content=["json"],
             **conf,
@@ -121,8 +123,15 @@ class Stack:
                 check_every_row(self.memory)
         finally:
             self.memory.close()
+            self._forget_results()
             self.app.close()
             self.server.stop()
+
+    def _forget_results(self) -> None:
+        """A result that nobody waits for any more would ask the server when it is collected."""
+        consumer = self.app.backend.result_consumer
+        consumer.stop()
+        consumer._pubsub = None
 
     # --- what a test asks -----------------------------------------------------------------------
 

@@ -10,10 +10,11 @@ from tests.integration.skills import declare
 
 app = SkillHost("worker", set_as_current=True)
 app.conf.update(
-    accept_content=["json"],
-    task_default_queue="skills",
-    broker_connection_retry_on_startup=True,
-    worker_hijack_root_logger=True,
-    **json.loads(os.environ.get("WORKER_CONF", "{}")),
+    {
+        "accept_content": ["json"],
+        "task_default_queue": "skills",
+        "broker_connection_retry_on_startup": True,
+        **json.loads(os.environ.get("WORKER_CONF", "{}")),
+    }
 )
 skills = declare(app)

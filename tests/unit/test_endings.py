@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from audit import invocation
+from audit import invocation, recorder
 from audit.context import InvocationContext, acting_as, find_context
 from audit.row import COMPLETED, STARTED, Outcome, Reason
 from tasks import SkillHost, runtime, task
@@ -223,6 +224,7 @@ class LatestMemory(FakeMemory):
     """Passes every row on to the memory of the current run."""
 
     def __init__(self, memories: list[FakeMemory]) -> None:
+        super().__init__()
         self._memories = memories
 
     def emit(self, row: Any) -> Any:
@@ -230,13 +232,14 @@ class LatestMemory(FakeMemory):
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bench]:
     memories: list[FakeMemory] = []
     monkeypatch.setattr(runtime, "open_memory", lambda url, timeout: LatestMemory(memories))
     with SkillHost(
         "bench", broker="memory://", backend="cache+memory://", set_as_current=False
     ) as app:
         app.conf.audit_instrument = False
+        app.conf.audit_spool_dir = str(tmp_path)
         yield Bench(app, memories)
 
 
@@ -250,7 +253,7 @@ def struck_runs(
     for number in range(10_000):
         memory, task_id = bench.fresh(), f"{type(error).__name__}-{number}"
         with (
-            Strike(error, number, invocation, task) as strike,
+            Strike(error, number, invocation, recorder, task) as strike,
             contextlib.suppress(type(error), ValueError),
         ):
             run(name, task_id)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 from celery import Celery
+from opentelemetry import trace
+from opentelemetry.instrumentation.celery import CeleryInstrumentor
 
 from audit.errors import MemoryUrlError, SettingsError
 from tasks import SkillHost, host, telemetry
@@ -150,24 +152,23 @@ def instrumented(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def test_a_host_instruments_when_it_is_configured(instrumented: list[str]) -> None:
-    """Not when it is made, and not where the setting says no."""
-    app = SkillHost("unit", broker="memory://", set_as_current=False)
-    assert instrumented == []
-    _ = app.conf.broker_url
-    assert instrumented == ["now"]
-    _ = made().conf.broker_url
-    assert instrumented == ["now"]
-
-
-def test_an_app_that_is_configured_already_is_instrumented_at_once(
-    instrumented: list[str],
+@pytest.mark.parametrize(("setting", "calls"), [(True, ["now"]), (False, [])])
+def test_a_host_instruments_when_it_publishes(
+    instrumented: list[str], setting: bool, calls: list[str]
 ) -> None:
-    """Celery tells of the configuration only once."""
-    app = Celery("unit", broker="memory://", set_as_current=False)
-    _ = app.conf.broker_url
-    SkillHost.adopt(app)
-    assert instrumented == ["now"]
+    """Not when it is made or configured, and not where the setting says no."""
+    app = SkillHost("unit", broker="memory://", set_as_current=False)
+    app.conf.audit_instrument = setting
+    assert instrumented == []
+    app.send_task("unit.plain", (1,))
+    assert instrumented == calls
+
+
+def test_without_a_tracer_provider_nothing_is_instrumented() -> None:
+    """Its spans would be none, and cost every task."""
+    assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    telemetry.instrument()
+    assert not CeleryInstrumentor().is_instrumented_by_opentelemetry
 
 
 def test_a_bad_setting_stops_no_configuration(
