@@ -11,7 +11,7 @@ PIP_FLAGS := --quiet --quiet --disable-pip-version-check
 COMPILE = pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench lock clean
+.PHONY: help demo test lint bench chaos lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ lint: $(STAMP) ## check style, types, import rules and the Dockerfile
 
 bench: $(STAMP) ## measure what the audit costs
 	@$(BIN)/python -m bench
+
+chaos: $(STAMP) ## kill, freeze and cut off, and judge what is on record (ARGS="--seed 7" repeats)
+	@$(BIN)/python -m chaos --invocations 20000 --faults 300 $(ARGS)
 
 lock: $(BIN)/python ## write requirements/*.lock anew from pyproject.toml
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from audit.errors import EmbeddedServerError
-from bench import emit, memory, roundtrip, throughput
+from bench import emit, memory, roundtrip, sweep, throughput
 from bench.processes import BenchError
 from bench.report import environment
 
@@ -39,12 +39,18 @@ def _memory(rounds: int, tasks: int) -> tuple[str, Any]:
     return memory.report(samples), memory.raw(samples)
 
 
+def _sweep(rounds: int, tasks: int) -> tuple[str, Any]:
+    sweeps = sweep.measure(tasks)
+    return sweep.report(sweeps), sweep.raw(sweeps)
+
+
 #: Each section measures, and gives what is printed and its samples.
 SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
     "throughput": _throughput,
     "emit": _emit,
     "roundtrip": _roundtrip,
     "memory": _memory,
+    "sweep": _sweep,
 }
 
 
@@ -71,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_up_to(MOST_TASKS),
         default=1000,
         help="tasks of a round (1000); twice as many emits of each writer, a tenth as many round"
-        " trips, 20 times as many invocations in the memory section",
+        " trips, 20 times as many invocations in the memory section, 1,000 times as many in the"
+        " history of the sweep section",
     )
     parser.add_argument("--only", choices=SECTIONS, help="one section instead of all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
