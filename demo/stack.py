@@ -1,4 +1,4 @@
-"""The whole host on one machine: a server, a worker, beat and Flower, up as long as asked for.
+"""The whole host on one machine: server, worker, keeper, beat, Flower, up as long as asked for.
 
 Broker, result backend and audit memory are three databases of one embedded server, unless the
 environment names others. The memory is asked for ``durability=always``: a row is on disk before the
@@ -46,7 +46,7 @@ class Stack:
         directory: temporary, shared with the worker.
         provided: the addresses that the embedded server stands behind, by environment variable;
             what is not among them was in the environment before, and is not ours to show.
-        worker, beat, flower: the children.
+        worker, keeper, beat, flower: the children.
         flower_port: where Flower listens on 127.0.0.1.
         flower_password: what it asks for, beside :data:`FLOWER_USER`.
         check: raises where a signal asks for the end, or a child has ended by itself.
@@ -55,6 +55,7 @@ class Stack:
     directory: Path
     provided: Mapping[str, str]
     worker: Child
+    keeper: Child
     beat: Child
     flower: Child
     flower_port: int
@@ -91,7 +92,7 @@ def running_stack(interrupted: Callable[[], None]) -> Iterator[Stack]:
         provided = _provide(ends, directory)
         _check_addresses()
         password = secrets.token_urlsafe(12)
-        worker, beat, flower = children = [
+        worker, keeper, beat, flower = children = [
             _child(ends, janitor, name, arguments, environment, directory)
             for name, arguments, environment in _programs(directory, password)
         ]
@@ -107,6 +108,7 @@ def running_stack(interrupted: Callable[[], None]) -> Iterator[Stack]:
             directory=directory,
             provided=provided,
             worker=worker,
+            keeper=keeper,
             beat=beat,
             flower=flower,
             flower_port=_wait_for_flower(flower, check),
@@ -154,8 +156,9 @@ def _programs(directory: Path, password: str) -> Iterator[tuple[str, list[str], 
     # Nothing of the caller's own Flower comes along: one variable of it opens the API to everyone.
     own = {name: value for name, value in os.environ.items() if not name.startswith("FLOWER_")}
     # A worker's temporary files go where everything else goes, even if it has no time to clear up.
-    base = {**own, "TMPDIR": str(directory)}
+    base = {**own, "TMPDIR": str(directory), "AUDIT_SPOOL_DIR": str(directory / "spool")}
     yield "worker", ["worker", "-n", NODE, "-c", "4", "-E", "-l", "INFO"], base
+    yield "keeper", ["audit", "keep"], base
     yield "beat", ["beat", "-l", "INFO", "-s", str(directory / "schedule")], base
     # The password goes through the environment, because a command line shows in `ps`.
     yield (

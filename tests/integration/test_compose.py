@@ -21,7 +21,7 @@ SECRETS = {
     "FLOWER_USER": "auditor",
     "FLOWER_PASSWORD": "flowersecret",
 }
-HOST = ("worker", "beat", "flower")
+HOST = ("worker", "keeper", "beat", "flower")
 SERVERS = ("memory", "broker")
 LONGEST_SKILL = 60
 

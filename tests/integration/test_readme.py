@@ -35,6 +35,7 @@ def reader(tmp_path_factory: Any) -> Iterator[Path]:
             "CELERY_BROKER_URL": server.url_for(0),
             "CELERY_RESULT_BACKEND": server.url_for(0),
             "AUDIT_MEMORY_URL": server.url_for(1),
+            "AUDIT_SPOOL_DIR": str(directory / "spool"),
             "PYTHONPATH": f"{ROOT}:{directory}",
         }
         os.environ.update(environ)
@@ -82,10 +83,10 @@ def test_the_commands_of_the_readme_run(reader: Path) -> None:
     run(reader, "call.py")
     request_id = run(reader, "read.py").split()[-1]
     commands = re.findall(r"^celery (.* audit .*)$", README, re.M)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         words = shlex.split(re.sub(r"show \S+", f"show {request_id}", command))
-        if "tail" not in words:
+        if not {"tail", "keep"} & set(words):
             output = run(reader, "-m", "celery", *words)
             assert "running" in words or request_id in output
 
@@ -105,8 +106,11 @@ def test_adopting_snippet(reader: Path) -> None:
 def test_every_setting_of_the_table_exists() -> None:
     """The settings table names what AuditSettings reads, with the defaults it has."""
     rows = re.findall(r"^\| `(audit_\w+)` \| `(\w+)` \| `([^`]+)` \|", README, re.M)
+    rows = [
+        (name, variable, default.replace("~", str(Path.home()))) for name, variable, default in rows
+    ]
     defaults = AuditSettings()
-    assert len(rows) == 4
+    assert len(rows) == 7
     for name, variable, default in rows:
         field = name.removeprefix("audit_")
         assert str(getattr(AuditSettings.read({}, {variable: default}), field)) == str(
