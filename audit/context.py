@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
@@ -260,6 +261,11 @@ def _checked_persona(persona: object) -> str:
 
 
 def _checked_tenant(tenant: object) -> str:
+    # Text alone is cached: 1, True and 1.0 are one key to a dictionary.
+    return _tenant_text(tenant) if type(tenant) is str else _tenant_of(tenant)
+
+
+def _tenant_of(tenant: object) -> str:
     if isinstance(tenant, UUID) or (isinstance(tenant, str) and _UUID.fullmatch(tenant)):
         text = str(UUID(str(tenant)))
         if text != NIL_TENANT:
@@ -268,6 +274,10 @@ def _checked_tenant(tenant: object) -> str:
         f"tenant_id must be a UUID like '550e8400-e29b-41d4-a716-446655440000' and not the nil"
         f" UUID, got {_kind(tenant)}"
     )
+
+
+#: The same few tenants come again and again, and parsing a UUID is on every invocation's way.
+_tenant_text = lru_cache(maxsize=4096)(_tenant_of)
 
 
 def _checked_trace_id(trace_id: object) -> str:
