@@ -22,8 +22,8 @@ local action, request_id, row = ARGV[1], ARGV[2], ARGV[3]
 
 local state = redis.call('HGET', requests, request_id)
 
--- The two steps of nearly every invocation come first and need no closures: half of what a call
--- costs the server would be making those.
+-- The two steps of nearly every invocation come first, before closures are made that only the rare
+-- ones need.
 if not state and action == 'started' then
   local position = redis.call('XADD', rows, '*', 'row', row)
   redis.call('HSET', requests, request_id, 'o ' .. position)
