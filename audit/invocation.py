@@ -190,9 +190,7 @@ class Invocation:
         try:
             self._put(self._completed, "completed", self._complete)
         except (AuditMemoryError, SpoolError) as error:
-            # In this order: a signal in between gets the row reported twice, not never.
-            self._report_completed(self._completed, error)
-            self._move(State.UNRECORDED)
+            self._spool_or_report(self._completed, error)
         metrics.skill_invoked(
             self.identity.skill_id,
             str(self._completed.payload["outcome"]),
@@ -250,6 +248,23 @@ class Invocation:
         if kept is Kept.SPOOL:
             self._report_spooled(row)
         return _AFTER[kept]
+
+    def _spool_or_report(self, row: AuditRow, error: AuditError) -> None:
+        """An emit that signals interrupted too often left the row nowhere: the spool is still there."""
+        if isinstance(error, MemoryUnavailableError) and self._recorder.has_spool:
+            try:
+                self._persist(lambda: self._spool(row))
+                return
+            except (AuditMemoryError, SpoolError) as problem:
+                error = problem
+        # In this order: a signal in between gets the row reported twice, not never.
+        self._report_completed(row, error)
+        self._move(State.UNRECORDED)
+
+    def _spool(self, row: AuditRow) -> State:
+        self._recorder.keep(row)
+        self._report_spooled(row)
+        return State.SPOOLED
 
     def _never_start(self, error: AuditMemoryError) -> None:
         """The body does not run; what may have landed, or may still, is to be closed or barred.

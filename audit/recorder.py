@@ -45,6 +45,10 @@ class Recorder:
         self._spool = spool
         self._breaker = breaker or Breaker()
 
+    @property
+    def has_spool(self) -> bool:
+        return self._spool is not None
+
     def start(self, row: AuditRow) -> None:
         """Make a started (or refused) row durable in the memory.
 

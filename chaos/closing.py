@@ -105,8 +105,8 @@ class Closings:
             if blow.at <= landed
             and (blow.pids & (pids | mains) or blow.task_id == started.meta["task_id"])
         )
-        cause = max(hits, key=lambda blow: blow.at, default=None)
-        return cause or (None if pids else self._child_of_unknown_pid(rows))
+        unknown = None if pids else self._child_of_unknown_pid(rows)
+        return unknown or max(hits, key=lambda blow: blow.at, default=None)
 
     def _child_of_unknown_pid(self, rows: Sequence[AuditRow]) -> Blow | None:
         """A child that died before its body wrote a word: any blow while it was open explains."""

@@ -376,6 +376,24 @@ def test_an_end_that_is_interrupted_too_often_is_reported_whole(
     assert '"kind":"skill.invoked_completed"' in log.text
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["not stored", "stored"])
+def test_an_end_that_is_interrupted_too_often_waits_in_the_spool(
+    stored: bool, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    """Soft limits and an exit strike inside the last emit, one after the other: nothing is lost."""
+    memory = FakeMemory(None, (SOFT, False), (SOFT, stored), (LEAVE, False))
+    spool = Spool(tmp_path, "memory")
+    one = Invocation(make_identity(), Recorder(memory, spool, Breaker()))
+    one.start(HASH)
+    one.begin()
+    with pytest.raises(type(LEAVE)):
+        one.close(make_ending())
+    assert one.state is State.SPOOLED
+    spool.replay(memory)
+    assert memory.kinds() == [STARTED, COMPLETED]
+    assert "the row waits in the spool" in log.text
+
+
 def test_an_error_that_no_memory_may_raise_counts_as_a_failure(
     log: pytest.LogCaptureFixture,
 ) -> None:
