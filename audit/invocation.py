@@ -250,7 +250,7 @@ class Invocation:
         return _AFTER[kept]
 
     def _spool_or_report(self, row: AuditRow, error: AuditError) -> None:
-        """An emit that signals interrupted too often left the row nowhere: the spool is still there."""
+        """An emit that signals interrupted too often has the row nowhere; the spool is still there."""
         if isinstance(error, MemoryUnavailableError) and self._recorder.has_spool:
             try:
                 self._persist(lambda: self._spool(row))
