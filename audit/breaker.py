@@ -32,10 +32,11 @@ class Breaker:
 
     def lets_through(self) -> bool:
         """Whether to try now. While open, a yes is given once a cooldown."""
-        if self._next_try is None:
+        next_try = self._next_try  # read once: another thread may close the breaker meanwhile
+        if next_try is None:
             return True
         now = self._clock()
-        if now < self._next_try:
+        if now < next_try:
             return False
         self._next_try = now + self._cooldown
         return True

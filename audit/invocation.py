@@ -87,6 +87,7 @@ _AFTER: Final[Mapping[Kept, State]] = {
     Kept.MEMORY: State.CLOSED,
     Kept.LATE: State.CLOSED,
     Kept.SPOOL: State.SPOOLED,
+    Kept.BEHIND: State.SPOOLED,
 }
 
 
@@ -101,6 +102,7 @@ class Invocation:
 
     Attributes:
         late: whether its completion came after somebody else had closed it.
+        overtaken: whether an ending seen from outside waits in the spool before its own.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Invocation:
         self.identity = identity
         self.state = State.RECEIVED
         self.late = False
+        self.overtaken = False
         self._recorder = recorder
         self._clock = clock
         self._now = now
@@ -245,12 +248,14 @@ class Invocation:
         if kept is Kept.LATE:
             self.late = True
             logger.warning("invocation %s had been closed already", row.request_id)
-        if kept is Kept.SPOOL:
+        if kept is Kept.BEHIND:
+            self.overtaken = True
+        if kept in (Kept.SPOOL, Kept.BEHIND):
             self._report_spooled(row)
         return _AFTER[kept]
 
     def _spool_or_report(self, row: AuditRow, error: AuditError) -> None:
-        """An emit that signals interrupted too often has the row nowhere; the spool is still there."""
+        """An emit that signals interrupted too often left the row nowhere: try the spool."""
         if isinstance(error, MemoryUnavailableError) and self._recorder.has_spool:
             try:
                 self._persist(lambda: self._spool(row))

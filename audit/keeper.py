@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from audit import metrics
-from audit.errors import AuditMemoryError, SpoolError
+from audit.errors import AuditError, AuditMemoryError, SpoolError
 from audit.memory.base import AuditMemory
 from audit.reconciler import PERIODS, RENEWALS, Reconciler, Sweep
 from audit.spool import Spool
@@ -84,6 +84,8 @@ class Keeper:
                 if not failing:
                     logger.error("the keeper waits for the memory: %s", error)
                 failing = True
+            except AuditError:  # whatever it is, who is abandoned next must still be closed
+                logger.exception("the keeper goes on after an error", extra={"severity": "sev-1"})
             stop.wait(self.interval)
         self.give_back()
 
@@ -108,7 +110,11 @@ class Keeper:
     def _replay(self) -> int:
         """Rows of this host's spool that reached the memory; a bad disk stops nothing else."""
         try:
-            return self._spool.replay(self._memory).emitted
+            # Leading must be renewed in time, however much waits.
+            began = self._clock()
+            return self._spool.replay(
+                self._memory, go_on=lambda: self._clock() - began < self.interval
+            ).emitted
         except SpoolError as error:
             logger.error("what waits in this host's spool waits on: %s", error)
             return 0

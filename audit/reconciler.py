@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from audit.errors import RowError, RowRefusedError
 from audit.memory.base import AuditMemory, Stored
 from audit.row import AuditRow, Ending, Identity, Reason, skill_invoked_completed, timestamp
 
@@ -102,7 +103,7 @@ class Reconciler:
         closed = [
             row
             for started in running
-            if _worker(started) in condemned and (row := self._close(started)) is not None
+            if _worker(started) in condemned and (row := self._close_or_report(started)) is not None
         ]
         ages = [(self._now() - datetime.fromisoformat(row.ts)).total_seconds() for row in running]
         return Sweep(
@@ -123,6 +124,19 @@ class Reconciler:
         self._absent_since = {w: self._absent_since.get(w, after) for w in absent}
         self._last_look = before
         return {w for w, since in self._absent_since.items() if before - since >= self.patience}
+
+    def _close_or_report(self, started: AuditRow) -> AuditRow | None:
+        """One row that cannot be read must not keep all others open."""
+        try:
+            return self._close(started)
+        except (RowError, RowRefusedError, KeyError) as error:
+            logger.critical(
+                "an open invocation at %s cannot be closed: %r",
+                started.position,
+                error,
+                extra={"severity": "sev-1"},
+            )
+            return None
 
     def _close(self, started: AuditRow) -> AuditRow | None:
         """Close one invocation as abandoned; ``None`` where somebody else was first."""

@@ -11,21 +11,34 @@ This is where an outage is lived through (decisions 13 and 14):
 
 from __future__ import annotations
 
+import logging
+from collections import deque
+from contextlib import suppress
 from enum import StrEnum
+from typing import Final
 
 from audit.breaker import Breaker
-from audit.errors import AuditMemoryError, MemoryUnavailableError, RowRefusedError
+from audit.errors import AuditMemoryError, MemoryUnavailableError, RowRefusedError, SpoolError
 from audit.memory.base import AuditMemory, Stored
 from audit.row import AuditRow
 from audit.spool import Spool
 
+logger: Final = logging.getLogger("audit")
+
+#: Rows a process remembers that neither memory nor disk took.
+UNKEPT: Final = 1000
+
 
 class Kept(StrEnum):
-    """Where a completed row is."""
+    """Where a completed row is.
+
+    ``BEHIND``: in the spool, behind an ending of the same invocation that was seen from outside.
+    """
 
     MEMORY = "memory"
     LATE = "late"
     SPOOL = "spool"
+    BEHIND = "behind"
 
 
 class Recorder:
@@ -44,6 +57,7 @@ class Recorder:
         self.memory = memory
         self._spool = spool
         self._breaker = breaker or Breaker()
+        self._unkept: deque[AuditRow] = deque(maxlen=UNKEPT)
 
     @property
     def has_spool(self) -> bool:
@@ -59,9 +73,21 @@ class Recorder:
             raise MemoryUnavailableError(
                 "this host's spool is full: nothing starts until the memory has taken what waits"
             )
-        if not self._breaker.lets_through():
-            raise MemoryUnavailableError("the memory was out of reach a moment ago")
+        self._ask_breaker()
         self._emit(row)
+
+    def deaths(self, tenant_id: str, message: str) -> int:
+        """How often a worker died over ``message``.
+
+        Raises:
+            AuditMemoryError: the memory does not tell.
+        """
+        self._ask_breaker()
+        try:
+            return self.memory.deaths(tenant_id, message)
+        except AuditMemoryError:
+            self._breaker.failed()
+            raise
 
     def complete(self, row: AuditRow) -> Kept:
         """Put a completed row on record.
@@ -71,9 +97,11 @@ class Recorder:
             AuditMemoryError: the memory did not take it and there is no spool.
             SpoolError: the disk did not take it either.
         """
+        if self._spool is not None and self._spool.holds(row.request_id):
+            self._keep(row)
+            return Kept.BEHIND
         try:
-            if not self._breaker.lets_through():
-                raise MemoryUnavailableError("the memory was out of reach a moment ago")
+            self._ask_breaker()
             return Kept.LATE if self._emit(row) is Stored.LATE else Kept.MEMORY
         except RowRefusedError:
             if self._spool is not None:
@@ -82,13 +110,13 @@ class Recorder:
         except AuditMemoryError:  # out of reach, or replaced by a server that could lose rows
             if self._spool is None:
                 raise
-            self._spool.keep(row)
+            self._keep(row)
             return Kept.SPOOL
 
     def settle(self, row: AuditRow) -> Kept:
         """Put an ending that was seen from outside on record; raises as :meth:`complete`."""
         if self._spool is not None and not self._spool.empty:
-            self._spool.keep(row)
+            self._keep(row)
             return Kept.SPOOL
         return self.complete(row)
 
@@ -98,8 +126,35 @@ class Recorder:
         Raises:
             SpoolError: the disk did not take it.
         """
-        if self._spool is not None:
+        self._keep(row)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _ask_breaker(self) -> None:
+        if not self._breaker.lets_through():
+            raise MemoryUnavailableError("the memory was out of reach a moment ago")
+
+    def _keep(self, row: AuditRow) -> None:
+        """Into the spool; what the disk does not take is tried again while this process lives."""
+        if self._spool is None:
+            return
+        try:
             self._spool.keep(row)
+        except SpoolError:
+            self._unkept.append(row)
+            raise
+
+    def _retry_unkept(self) -> None:
+        """The memory has just answered: rows that neither it nor the disk took go first."""
+        for _ in range(len(self._unkept)):
+            row = self._unkept.popleft()
+            try:
+                self.memory.emit(row)
+            except RowRefusedError as error:
+                logger.critical("a row is refused for good: %s", error, extra={"severity": "sev-1"})
+            except BaseException:
+                self._unkept.appendleft(row)
+                raise
 
     def _emit(self, row: AuditRow) -> Stored:
         try:
@@ -111,4 +166,7 @@ class Recorder:
             self._breaker.failed()
             raise
         self._breaker.succeeded()
+        if self._unkept:
+            with suppress(AuditMemoryError):
+                self._retry_unkept()
         return stored

@@ -121,6 +121,15 @@ class Spool:
     def empty(self) -> bool:
         return self.usage().rows == 0
 
+    def holds(self, request_id: str) -> bool:
+        """Whether an ending of that invocation waits."""
+        return not self.empty and any(f"-{request_id}-" in path.name for path in self._waiting())
+
+    def others(self) -> list[Path]:
+        """Folders beside this one in which rows wait, for a memory that is spelled otherwise."""
+        folders = [path for path in self.directory.parent.glob("*/") if path != self.directory]
+        return [path for path in folders if any(path.glob(f"*{_SUFFIX}"))]
+
     def usage(self) -> Usage:
         """What waits; asked on every invocation, so it costs one ``stat`` while nothing changes."""
         try:
@@ -137,8 +146,12 @@ class Spool:
 
     # --- replay -------------------------------------------------------------------------------
 
-    def replay(self, memory: AuditMemory) -> Replayed:
+    def replay(self, memory: AuditMemory, go_on: Callable[[], bool] = lambda: True) -> Replayed:
         """Emit what waits, oldest first, and remove it.
+
+        Args:
+            memory: where it goes.
+            go_on: asked before each row; whoever has other duties stops in time, the rest waits.
 
         Raises:
             AuditMemoryError: the memory is still out of reach; what is left waits on.
@@ -146,6 +159,8 @@ class Spool:
         """
         emitted = quarantined = 0
         for path in self._waiting():
+            if not go_on():
+                break
             if self._replay_one(path, memory):
                 emitted += 1
             else:
@@ -189,7 +204,7 @@ class Spool:
     # --- inside -------------------------------------------------------------------------------
 
     def _put(self, row: AuditRow, folder: Path) -> None:
-        name = f"{self._now_ns():020d}-{uuid4().hex}"
+        name = f"{self._now_ns():020d}-{row.request_id}-{uuid4().hex}"
         hidden = folder / f".{name}.tmp"
         with self._errors_of_ours():
             self._prepare(folder)

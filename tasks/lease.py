@@ -61,8 +61,9 @@ class Lease:
             return
         self._stop.set()
         try:
-            self._replay()
-            self._memory.drop_lease(self._worker)
+            self._spool.replay(self._memory)
+            if self._spool.empty:  # else a keeper might close what waits here for its ending
+                self._memory.drop_lease(self._worker)
         except AuditError as error:
             logger.warning("the lease of %s runs out by itself: %s", self._worker, error)
 
@@ -90,7 +91,10 @@ class Lease:
         if self._spool.empty:
             return
         try:
-            replayed = self._spool.replay(self._memory)
+            # A lease that is not renewed because rows are many would condemn what lives.
+            replayed = self._spool.replay(
+                self._memory, go_on=lambda: time.monotonic() < self._next_renewal
+            )
         except AuditMemoryError:
             return  # the next look tries again
         if replayed.emitted:

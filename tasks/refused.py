@@ -8,13 +8,17 @@ caller, links and chain, for nothing of it has happened yet.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from celery.exceptions import Retry
+from celery.exceptions import Reject, Retry
+from kombu.exceptions import OperationalError
 
 from audit.errors import AuditEmitFailed
+
+logger: Final = logging.getLogger("audit")
 
 REFUSALS_HEADER: Final = "audit_refusals"
 
@@ -34,16 +38,35 @@ def publish_again(
 
     Raises:
         Retry: it was published.
+        Reject: the broker is away as well, and keeps the message (``acks_late``). Without
+            ``acks_late`` it has been acknowledged already: then the refusal stands, and is sev-1.
     """
     times = _refusals(request) + 1
     if not task.retry_when_refused or request.is_eager or times > task.max_refusals:
         return
     seconds = _delay(times)
     headers = {**(request.headers or {}), REFUSALS_HEADER: times}
-    task.signature_from_request(
+    again = task.signature_from_request(
         request, args, kwargs, countdown=seconds, retries=request.retries, headers=headers
-    ).apply_async()
+    )
+    try:
+        again.apply_async()
+    except OperationalError as problem:
+        _report_unpublished(task, request, problem)
+        if task.acks_late:
+            raise Reject(error, requeue=True) from problem  # the broker still has the message
+        return
     raise Retry(exc=error, when=seconds)
+
+
+def _report_unpublished(task: Any, request: Any, problem: Exception) -> None:
+    logger.critical(
+        "refused message %s of skill %s could not be published again: %s",
+        request.id,
+        task.name,
+        problem,
+        extra={"severity": "sev-1"},
+    )
 
 
 def _refusals(request: Any) -> int:

@@ -33,7 +33,7 @@ class SkillRuntime:
         self._memories = PerThread(self._open_memory)
         self._recorders = PerThread(self._make_recorder)
         self._breakers: dict[int, Breaker] = {}
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[tuple[int, str], Lease] = {}
         self._worker: str | None = None
         self._others: dict[int, str] = {}
 
@@ -60,26 +60,15 @@ class SkillRuntime:
         """For endings that the worker's main process sees: its event loop must not wait long."""
         return Recorder(self._open_memory(OUTSIDE_SECONDS), self.spool)
 
-    def hold_lease(self) -> Lease:
-        """The lease of this process; taken at the first call in it."""
-        pid = os.getpid()
-        lease = self._leases.get(pid)
-        if lease is None:
+    def hold_lease(self, holder: str) -> None:
+        """Hold the lease of ``holder`` from the first call in this process on."""
+        key = (os.getpid(), holder)
+        if key not in self._leases:
             # With a short timeout: a direct caller's first call waits for it, beside its own emit.
             memory = self._open_memory(OUTSIDE_SECONDS)
-            mine = Lease(memory, self.spool, self.worker_id, self.settings.lease_seconds)
-            lease = self._leases.setdefault(pid, mine)
-            if lease is mine:
+            lease = Lease(memory, self.spool, holder, self.settings.lease_seconds)
+            if self._leases.setdefault(key, lease) is lease:
                 lease.hold()
-        return lease
-
-    def ready(self) -> None:
-        """Whatever process is about to start an invocation holds a lease.
-
-        A worker's main process holds the one of its pool children, too.
-        """
-        if self._worker is None:
-            self.hold_lease()
 
     def _open_memory(self, at_most: float = math.inf) -> AuditMemory:
         timeout = min(self.settings.emit_timeout, at_most)
@@ -92,16 +81,21 @@ class SkillRuntime:
 
     @property
     def worker_id(self) -> str:
-        """The id of the process group that runs invocations.
+        """The id of the worker that runs what is delivered; its pool children share it."""
+        return self._worker if self._worker is not None else self.own_id
 
-        A worker and its pool children share one, made at boot. Any other process (direct and
-        eager callers, also after a fork) has its own.
+    @property
+    def own_id(self) -> str:
+        """The id of this very process, for what it calls directly or eagerly; it holds a lease.
+
+        A pool child is no exception: when it dies, its main process reports the message it ran, and
+        knows nothing of what its body had called besides.
         """
-        if self._worker is not None:
-            return self._worker
         pid = os.getpid()
         # setdefault: threads that come first at the same time must end up with one id.
-        return self._others.get(pid) or self._others.setdefault(pid, new_request_id())
+        own = self._others.get(pid) or self._others.setdefault(pid, new_request_id())
+        self.hold_lease(own)
+        return own
 
     def boot_worker(self) -> None:
         """This process is a worker from now on; the pool children it forks share its id."""

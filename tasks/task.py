@@ -12,6 +12,7 @@ See ``docs/decisions/0003-close-in-call.md``.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -22,6 +23,7 @@ from celery import Task
 from celery._state import _task_stack
 from celery.exceptions import Ignore
 
+from audit import metrics
 from audit.canonical import arguments_by_name, digest
 from audit.context import InvocationContext, Trace, enter
 from audit.errors import (
@@ -49,6 +51,8 @@ from tasks.endings import ending_of, soft_limits
 from tasks.identity import attempt_of, identify, redelivered, task_id_of
 from tasks.refused import publish_again
 from tasks.runtime import SkillRuntime, runtime_of
+
+logger: Final = logging.getLogger("audit")
 
 SKILL_ID: Final = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+-]{0,99}")
@@ -246,8 +250,9 @@ class SkillTask(Task):
         place = context.trace or Trace.current() or Trace.fresh()
         context = context.in_trace(place)
         runtime = self._runtime
-        runtime.ready()
-        identity = identify(self, vars(request), context, runtime.worker_id)
+        delivered = not (request.called_directly or request.is_eager)
+        worker = runtime.worker_id if delivered else runtime.own_id
+        identity = identify(self, vars(request), context, worker)
         invocation = Invocation(identity, runtime.recorder)
         state = ChildState(invocation, context.published_by(identity.request_id))
         vars(request)[CHILD_STATE] = state
@@ -274,8 +279,16 @@ class SkillTask(Task):
         most = self._runtime.settings.max_deaths
         name = f"{task_id_of(message)}/{attempt_of(message)}"
         try:
-            deaths = self._runtime.memory.deaths(context.tenant_id, name)
+            deaths = self._runtime.recorder.deaths(context.tenant_id, name)
         except AuditMemoryError as error:
+            metrics.emit_failed("start")
+            logger.critical(
+                "the memory does not tell how often %s was fatal, skill %s not dispatched: %s",
+                name,
+                self.name,
+                error,
+                extra={"severity": "sev-1"},
+            )
             raise AuditEmitFailed("start", str(error)) from error
         if deaths >= most:
             raise PoisonedMessageError(
@@ -321,7 +334,10 @@ class SkillTask(Task):
         Raises:
             Ignore: Celery stores no result and publishes nothing.
         """
-        if invocation.late and self._closed_as(invocation.identity) is Reason.HARD_TIME_LIMIT:
+        killed = invocation.late and (
+            self._closed_as(invocation.identity) is Reason.HARD_TIME_LIMIT
+        )
+        if killed or invocation.overtaken:
             raise Ignore("the hard time limit was faster")
 
     def _closed_as(self, identity: Identity) -> Reason | None:

@@ -17,6 +17,7 @@ from audit.errors import (
 )
 from audit.keeper import ROLE
 from audit.memory import AuditMemory
+from audit.spool import Spool
 from tasks import telemetry
 from tasks.amqp import require_protocol_2
 from tasks.runtime import runtime_of
@@ -60,7 +61,8 @@ class AuditStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         runtime = runtime_of(parent.app)
-        runtime.hold_lease()
+        runtime.hold_lease(runtime.worker_id)
+        _report_other_spools(runtime.spool)
         _warn_of_limits(parent.pool_cls.__module__)
         _warn_without_keeper(runtime.memory)
 
@@ -81,6 +83,16 @@ _IGNORED: Final = {
     "gevent": "soft time limits, and hard ones end a skill only where it waits",
     "eventlet": "soft time limits, and hard ones end a skill only where it waits",
 }
+
+
+def _report_other_spools(spool: Spool) -> None:
+    for folder in spool.others():
+        logger.critical(
+            "rows wait in %s for a memory that is spelled otherwise than ours: run a keeper with"
+            " that spelling of AUDIT_MEMORY_URL",
+            folder,
+            extra={"severity": "sev-1"},
+        )
 
 
 def _warn_without_keeper(memory: AuditMemory) -> None:
