@@ -1,7 +1,7 @@
 """Settings of the skill host; Celery reads them by ``app.config_from_object("celeryconfig")``.
 
 ``CELERY_BROKER_URL``, ``CELERY_RESULT_BACKEND`` and the ``AUDIT_*`` variables go before what stands
-here. See ``docs/settings.md``.
+here. See the README's table of settings.
 """
 
 from __future__ import annotations

@@ -117,6 +117,7 @@ class Invocation:
         self.state = State.RECEIVED
         self.late = False
         self.overtaken = False
+        self._pid = os.getpid()
         self._recorder = recorder
         self._clock = clock
         self._now = now
@@ -127,8 +128,11 @@ class Invocation:
 
     @property
     def open(self) -> bool:
-        """Whether a started row of this invocation waits for its completed one."""
-        return self.state in (State.STARTED, State.RUNNING)
+        """Whether a started row of this invocation waits for its completed one.
+
+        In a process that the body forked it does not: that one is not the invocation's.
+        """
+        return self._pid == os.getpid() and self.state in (State.STARTED, State.RUNNING)
 
     def start(self, args_hash: str) -> None:
         """Make the started row durable.

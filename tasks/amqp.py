@@ -30,6 +30,7 @@ from audit.errors import (
 from tasks import telemetry
 from tasks.caller import REQUEST_ID_HEADER, publishing_context
 from tasks.coroutine import PerThread, in_lent_thread
+from tasks.headers import unusable_header
 from tasks.runtime import runtime_of
 from tasks.task import SkillTask
 
@@ -110,12 +111,12 @@ class SkillAMQP(AMQP):
             name: str,
             message: Any,
             *rest: Any,
-            headers: Mapping[str, Any] | None = None,
+            headers: Any = None,
             **options: Any,
         ) -> Any:
             if runtime_of(self.app).settings.instrument:
                 telemetry.instrument()
-            merged, place = self._headers(message.headers, headers or {})
+            merged, place = self._headers(message.headers, _checked(headers))
             message = message._replace(headers=merged)
             span = place.span() if place is not None else trace.get_current_span()
             # Also where the span is current already: an instrumentor does not leave its own span
@@ -135,6 +136,10 @@ class SkillAMQP(AMQP):
                     f"a header may not replace the message's own {name!r}: leave it out of headers="
                 )
         merged = {**own, **extra}
+        if (unusable := unusable_header(merged)) is not None:
+            raise InvalidInvocationContext(
+                f"header {unusable!r} has a value no worker could use: leave it out of headers="
+            )
         merged.pop(REQUEST_ID_HEADER, None)
         context = publishing_context() or _explicit(merged)
         if context is None:
@@ -154,6 +159,12 @@ def require_protocol_2(app: Celery) -> None:
     """
     if app.conf.task_protocol != 2:
         raise SkillDefinitionError(_PROTOCOL)
+
+
+def _checked(headers: Any) -> Mapping[str, Any]:
+    if headers is None or isinstance(headers, Mapping):
+        return headers or {}
+    raise InvalidInvocationContext(f"headers= must be a mapping, got {type(headers).__name__}")
 
 
 def _explicit(headers: Mapping[str, Any]) -> InvocationContext | None:

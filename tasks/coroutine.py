@@ -15,10 +15,11 @@ import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import wraps
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from celery._state import _task_stack
+from celery._state import _task_stack, get_current_task
 
 T = TypeVar("T")
 
@@ -48,12 +49,28 @@ def in_lent_thread() -> bool:
     return _gevent_is_patched() and not sys.modules["gevent"].get_hub().main_hub
 
 
+def synchronous(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A plain function for an ``async def`` one, so that Celery's own wrappers see its errors.
+
+    ``autoretry_for`` wraps a body in a function that knows nothing of coroutines.
+    """
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return run_to_its_end(get_current_task(), function(*args, **kwargs))
+
+    return run
+
+
 def run_to_its_end(task: Any, body: Coroutine[Any, Any, Any]) -> Any:
     """What ``body`` returns or raises."""
     in_native_thread = _native_thread_runner()
     if in_native_thread is None:
         return asyncio.run(body)
-    request, context = task.request_stack.top, copy_context()
+    context = copy_context()
+    if task is None:  # the bare body, called outside any task
+        return in_native_thread(lambda: context.run(asyncio.run, body))
+    request = task.request_stack.top
 
     def run() -> Any:
         _task_stack.push(task)

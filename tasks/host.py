@@ -8,6 +8,7 @@ exists. Celery's built-in tasks and an application's plain tasks stay plain: onl
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import iscoroutinefunction
 from typing import Any, Final, TypeVar
 
 from celery import Celery
@@ -15,6 +16,7 @@ from kombu.utils.imports import symbol_by_name
 
 from audit.errors import SkillDefinitionError
 from tasks.amqp import SkillAMQP
+from tasks.coroutine import synchronous
 from tasks.runtime import runtime_of
 from tasks.task import SkillTask
 from tasks.worker import AuditStep
@@ -101,4 +103,9 @@ def skill(
         )
     # Celery would share the task with every app of the process, hosts or not.
     options.setdefault("shared", False)
-    return app.task(name=skill_id, base=base, version=version, **options)  # type: ignore[no-any-return]
+    declare = app.task(name=skill_id, base=base, version=version, **options)
+
+    def register(function: Callable[..., Any]) -> Any:
+        return declare(synchronous(function) if iscoroutinefunction(function) else function)
+
+    return register

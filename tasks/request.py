@@ -20,10 +20,12 @@ from celery.exceptions import InvalidTaskError, Terminated, TimeLimitExceeded
 from celery.worker import state
 from celery.worker.request import Request
 
+from audit import metrics
 from audit.context import TRACE_HEADER, InvocationContext, Trace, using
 from audit.errors import AuditMemoryError, InvocationError, SpoolError
 from audit.invocation import new_request_id
 from audit.masking import error_message
+from audit.recorder import Kept
 from audit.row import Ending, Reason, skill_invoked_completed, timestamp
 from tasks.caller import REQUEST_ID_HEADER
 from tasks.headers import unusable_header
@@ -96,7 +98,7 @@ class SkillRequest(Request):
             duration="upper_bound",
         )
         try:
-            runtime.outside.settle(row)
+            kept = runtime.outside.settle(row)
         except (AuditMemoryError, SpoolError) as problem:
             text = row.to_bytes().decode()
             logger.critical(
@@ -104,6 +106,14 @@ class SkillRequest(Request):
                 problem,
                 text,
                 extra={"severity": "sev-1", "audit_row": text},
+            )
+            return
+        if kept is Kept.SPOOL:
+            metrics.emit_failed("completed")
+            logger.critical(
+                "an ending seen from outside waits in the spool: request_id %s",
+                row.request_id,
+                extra={"severity": "sev-1"},
             )
 
     def _reason(self, error: BaseException) -> Reason:

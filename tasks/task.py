@@ -90,6 +90,10 @@ class SkillTask(Task):
     def on_bound(cls, app: Any) -> None:
         """Called by Celery when it makes the task: refuses one that could not be audited."""
         cls.check_declaration(cls.name, cls.version)
+        if cls.__call__ is not SkillTask.__call__:
+            raise SkillDefinitionError(
+                f"skill {cls.name}: its class overrides __call__, in which invocations are closed"
+            )
         super().on_bound(app)
 
     @staticmethod
@@ -401,7 +405,7 @@ class SkillTask(Task):
     def _body(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The bare body; an ``async def`` one is run to its end."""
         result = self.run(*args, **kwargs)
-        if inspect.iscoroutine(result) and inspect.iscoroutinefunction(self.run):
+        if inspect.iscoroutine(result):
             return run_to_its_end(self, result)
         return result
 

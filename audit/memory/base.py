@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
+from uuid import UUID
 
 from audit.row import AuditRow, Reason
 
@@ -88,6 +89,12 @@ class RowFilter:
     trace_id: str | None = None
     request_id: str | None = None
     task_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("since", "until"):
+            moment = getattr(self, name)
+            if moment is not None and moment.tzinfo is None:
+                raise ValueError(f"{name} must say its time zone, e.g. datetime.now(UTC)")
 
     def matches(self, row: AuditRow) -> bool:
         """Whether ``row`` passes every part."""
@@ -208,7 +215,7 @@ class AuditMemory(ABC):
 
     def rows(
         self,
-        tenant_id: str | None = None,
+        tenant_id: UUID | str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         kind: str | None = None,
@@ -219,10 +226,14 @@ class AuditMemory(ABC):
         request_id: str | None = None,
         task_id: str | None = None,
     ) -> Iterator[AuditRow]:
-        """Rows that pass every given part (see :class:`RowFilter`), oldest first."""
+        """Rows that pass every given part (see :class:`RowFilter`), oldest first.
+
+        Raises:
+            ValueError: ``since`` or ``until`` says no time zone.
+        """
         return self.select(
             RowFilter(
-                tenant_id=tenant_id,
+                tenant_id=None if tenant_id is None else str(tenant_id).lower(),
                 since=since,
                 until=until,
                 kind=kind,

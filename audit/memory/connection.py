@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool
+from redis.connection import ConnectionPool, DefaultParser
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
@@ -26,6 +26,23 @@ from audit.memory.server import config_value, judge_server, parse_info
 IDLE: Final = 64
 
 Command = tuple[Any, ...]
+
+
+class BoundedParser(DefaultParser):  # type: ignore[misc,valid-type]
+    """redis-py's parser, whose every read from the socket has what is left of a deadline.
+
+    By itself redis-py gives each read the whole timeout anew, so that a server which answers byte
+    by byte, or each step of a handshake slowly, could take it many times over.
+    """
+
+    left: Callable[[], float] | None = None
+
+    def read_from_socket(self, *args: Any, **options: Any) -> Any:
+        if self.left is not None:
+            options["timeout"] = self.left()
+            if options["timeout"] <= 0:
+                raise redis.TimeoutError("no reply within the deadline")
+        return super().read_from_socket(*args, **options)
 
 
 @dataclass(slots=True)
@@ -48,6 +65,7 @@ class Line:
             redis.RedisError: the connection failed, or the time is over.
         """
         connection = self.connection
+        connection._get_parser().left = left
         connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         return [self._read(left()) for _ in commands]
 
@@ -116,6 +134,7 @@ class Lines:
         if left <= 0:
             raise redis.TimeoutError("the deadline passed before a connection was made")
         line.connection.socket_timeout = line.connection.socket_connect_timeout = left
+        line.connection._get_parser().left = lambda: deadline - self._clock()
         try:
             line.connection.connect()
             self._judge(line, deadline)
@@ -148,6 +167,7 @@ class Lines:
         self._pool = ConnectionPool.from_url(
             self._url,
             protocol=2,
+            parser_class=BoundedParser,
             driver_info=None,
             socket_timeout=self._timeout,
             socket_connect_timeout=self._timeout,

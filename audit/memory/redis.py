@@ -387,6 +387,9 @@ def _parse_url(url: str) -> tuple[str, str, str]:
     if not prefix or set(prefix) & set("{} \r\n"):
         raise MemoryUrlError("memory URL: prefix must be text without braces and blanks")
     scheme = parts.scheme
+    number = query.get("db", "") if scheme == "redis+socket" else parts.path.strip("/")
+    if number and not number.isdecimal():
+        raise MemoryUrlError("memory URL: the database is a number, like redis://HOST:PORT/1")
     if scheme == "redis+socket":
         scheme = "unix"
         query.setdefault("db", query.pop("virtual_host", "0").strip("/") or "0")

@@ -19,7 +19,9 @@ class Employee(TypedDict):
     tax_basis_points: int
 
 
-@skill("cuo.cfo.payroll-draft", version="1.0.0", ignore_result=True)
+@skill(
+    "cuo.cfo.payroll-draft", version="1.0.0", ignore_result=True, soft_time_limit=20, time_limit=30
+)
 def payroll_draft(period: str, employees: list[Employee]) -> dict[str, object]:
     """Draft the payments of one period.
 

@@ -15,7 +15,7 @@ SEVERITIES: Final = ("none", "info", "warning", "error", "critical", "page")
 UNKNOWN: Final = "warning"
 
 
-@skill("obs.triage-alert", version="1.0.0")
+@skill("obs.triage-alert", version="1.0.0", soft_time_limit=20, time_limit=30)
 def triage_alert(alert: dict[str, Any]) -> dict[str, Any]:
     """Triage one Alertmanager notification.
 

@@ -270,6 +270,32 @@ def declare(app: Celery) -> SimpleNamespace:
         journal(mark)
         return mark
 
+    @skill("test.calls-die", version="1.0.0", app=app)
+    def calls_die(how: str) -> None:
+        """Its body calls a skill directly, and the process dies in there."""
+        die(how)
+
+    @skill(
+        "test.async-autoretry",
+        version="1.0.0",
+        bind=True,
+        autoretry_for=(KeyError,),
+        retry_kwargs={"max_retries": 1, "countdown": 0},
+        app=app,
+    )
+    async def async_autoretry(self: Any) -> str:
+        await asyncio.sleep(0)
+        if self.request.retries == 0:
+            raise KeyError("transient")
+        return "done"
+
+    @skill("test.clocked-panic", version="1.0.0", app=app)
+    def clocked_panic(seconds: float) -> None:
+        began = time.monotonic()
+        time.sleep(seconds)
+        journal(f"clocked {(time.monotonic() - began) * 1000}")
+        raise OwnPanic("now")
+
     @skill("test.private", version="1.0.0", ignore_result=True, app=app)
     def private(mark: str) -> dict[str, str]:
         journal(mark)

@@ -62,7 +62,8 @@ def test_ac03_a_failed_started_emit_blocks_dispatch(tmp_path: Path) -> None:
                 result.get(timeout=20)
         assert (caught.value.stage, caught.value.http_status) == ("start", 503)
         assert stack.journal() == []
-        assert "sev-1" in worker.text() or "not emitted at start" in worker.text()
+        assert "CRITICAL" in worker.text()
+        assert "audit row not emitted at start, skill test.effect not dispatched" in worker.text()
 
 
 def test_ac04_a_failed_completed_emit_is_sev1_and_reverses_nothing(tmp_path: Path) -> None:
@@ -180,14 +181,20 @@ def test_ac12_tenant_id_is_in_both_rows(stack: Stack) -> None:
     assert {row.payload["tenant_id"] for row in stack.pair(result.id)} == {TENANT}
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.3])
-def test_ac13_duration_is_accurate_on_a_panic(stack: Stack, seconds: float) -> None:
-    """duration_ms of a panic is what the body took, measured around it and nothing else."""
-    with caller():
-        result = stack.skills.panic.delay(seconds)
-    _, completed = stack.pair(result.id)
-    # The body's own clock is the yardstick; the upper bound is wide, for a busy machine.
-    assert seconds * 1000 <= completed.payload["duration_ms"] < seconds * 1000 + 250
+def test_ac13_duration_is_accurate_on_a_panic(stack: Stack) -> None:
+    """duration_ms of a panic is within 10 ms of what the body itself measured.
+
+    Of several tries the closest counts: a busy machine may take the processor away in between.
+    """
+    errors = []
+    for _ in range(5):
+        with caller():
+            result = stack.skills.clocked_panic.delay(0.05)
+        _, completed = stack.pair(result.id)
+        own = float(stack.journal()[-1].split()[1])
+        errors.append(abs(completed.payload["duration_ms"] - own))
+        assert completed.payload["outcome"] == "panic"
+    assert min(errors) <= 10
 
 
 def test_ac14_result_hash_is_empty_on_error_panic_and_timeout(stack: Stack) -> None:

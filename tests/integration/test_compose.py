@@ -23,7 +23,7 @@ SECRETS = {
 }
 HOST = ("worker", "keeper", "beat", "flower")
 SERVERS = ("memory", "broker")
-LONGEST_SKILL = 60
+LONGEST_SKILL = 70
 
 
 def compose(*arguments: str, secrets: dict[str, str]) -> subprocess.CompletedProcess[str]:

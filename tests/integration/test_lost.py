@@ -146,6 +146,20 @@ def test_a_worker_that_is_killed_whole_is_reconciled(lossy: Stack) -> None:
     assert pair[1].meta["duration"] == "lower_bound"
 
 
+def test_what_a_body_called_directly_is_closed_when_its_child_dies(lossy: Stack) -> None:
+    """The main process knows the outer invocation alone; the inner one has the child's lease."""
+    tenant = "abababab-abab-4bab-8bab-abababababab"
+    with caller(tenant):
+        lossy.skills.calls_die.delay("sigkill")
+    with keeper(lossy):
+        wait_until(lambda: len(lossy.rows(tenant_id=tenant)) == 4, 30)
+    endings = {
+        row.payload["skill_id"]: row.meta["reason"]
+        for row in lossy.rows(tenant_id=tenant, kind=COMPLETED)
+    }
+    assert endings == {"test.calls-die": "worker_lost", "test.die": "abandoned"}
+
+
 def test_a_living_worker_is_never_reconciled(lossy: Stack) -> None:
     """A body that runs for many leases is left alone, under a keeper that looks all the time."""
     release = lossy.directory / "release"
@@ -292,3 +306,23 @@ def test_a_direct_caller_that_dies_is_reconciled(tmp_path: Path) -> None:
         with keeper(stack):
             rows = wait_until(lambda: r if len(r := stack.rows()) == 2 else None, 30)
         assert ending((rows[0], rows[1])) == ("panic", "abandoned")
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
+def test_a_cold_shutdown_in_other_pools_leaves_nothing_open(tmp_path: Path, pool: str) -> None:
+    """SIGQUIT: whatever the pool does to the body, exactly one completed row says it ended."""
+    release = tmp_path / "release"
+    with running_stack(tmp_path) as stack:
+        stack.environ["AUDIT_LEASE_SECONDS"] = str(LEASE)
+        worker = stack.worker(pool, 1)
+        with caller():
+            result = stack.skills.hold.delay(str(release))
+        wait_until(lambda: stack.journal() != [])
+        os.kill(worker.process.pid, signal.SIGQUIT)
+        wait_until(lambda: "hutdown" in worker.text(), 20)
+        release.touch()
+        with keeper(stack):
+            pair = stack.pair(result.id)
+            assert pair[1].payload["outcome"] in {"panic", "success"}
+            worker.stop()
+            assert len(stack.rows()) == 2

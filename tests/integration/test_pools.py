@@ -51,7 +51,12 @@ def test_an_ending_is_the_same_in_every_pool(
     """Outcome and reason do not depend on the pool."""
     with caller():
         result = getattr(pooled.skills, name).delay(*args)
-    assert ending(pooled.pair(result.id)) == expected
+    pair = pooled.pair(result.id)
+    assert ending(pair) == expected
+    assert bool(pair[1].payload["result_hash"]) == (expected[1] == "returned")
+    assert pair[1].payload["duration_ms"] >= 0
+    assert "duration" not in pair[1].meta
+    assert len(pooled.rows(request_id=pair[0].request_id)) == 2
 
 
 def test_each_attempt_of_a_retry_is_an_invocation(pooled: Stack) -> None:
@@ -78,6 +83,15 @@ def test_autoretry_is_retried_and_keeps_the_caller(pooled: Stack) -> None:
     assert (ending(first), ending(second)) == (("error", "retried"), ("success", "returned"))
     for key in ("caller_persona", "tenant_id", "trace_id"):
         assert first[0].payload[key] == second[0].payload[key]
+
+
+def test_an_async_body_is_retried_by_autoretry(pooled: Stack) -> None:
+    """Celery's own wrappers see the errors of an async body."""
+    with caller():
+        result = pooled.skills.async_autoretry.delay()
+        assert result.get(timeout=20) == "done"
+    assert ending(pooled.pair(result.id, 0)) == ("error", "retried")
+    assert ending(pooled.pair(result.id, 1)) == ("success", "returned")
 
 
 def test_concurrent_async_bodies_all_run_to_their_end(pooled: Stack) -> None:

@@ -376,6 +376,18 @@ def test_an_end_that_is_interrupted_too_often_is_reported_whole(
     assert '"kind":"skill.invoked_completed"' in log.text
 
 
+def test_a_process_that_the_body_forked_closes_nothing() -> None:
+    """It leaves through the same frames as its parent, and says nothing about its invocation."""
+    made = started(FakeMemory())
+    made.begin()
+    pid = os.fork()
+    if pid == 0:
+        made.close(make_ending())
+        os._exit(0 if made.state is State.RUNNING else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert made.open
+
+
 @pytest.mark.parametrize("stored", [False, True], ids=["not stored", "stored"])
 def test_an_end_that_is_interrupted_too_often_waits_in_the_spool(
     stored: bool, tmp_path: Path, log: pytest.LogCaptureFixture

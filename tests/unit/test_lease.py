@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from audit.errors import MemoryUnavailableError
-from audit.row import COMPLETED, STARTED
+from audit.memory.base import Stored
+from audit.row import COMPLETED, STARTED, AuditRow
 from audit.spool import Spool
 from audit.testing import InMemory
 from tasks import lease as module
@@ -245,3 +247,28 @@ def test_with_gevents_patches_the_thread_is_a_real_one(monkeypatch: pytest.Monke
     run = lambda: None  # noqa: E731
     module._start_native_thread(run)
     assert begun == [("start_new_thread", run, ())]
+
+
+def test_a_long_replay_never_keeps_the_lease_from_being_renewed(
+    memory: CountingMemory,
+    spool: Spool,
+    make: Callable[..., Lease],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However slowly rows reach the memory, between two of them the lease is seen to."""
+    for _ in range(30):
+        identity = make_identity()
+        memory.emit(started(identity))
+        spool.keep(completed(identity))
+    renewals: list[int] = []
+    emit = memory.emit
+
+    def slow(row: AuditRow) -> Stored:
+        renewals.append(memory.renewals)
+        threading.Event().wait(0.02)
+        return emit(row)
+
+    monkeypatch.setattr(memory, "emit", slow)
+    make(seconds=0.15).hold()
+    wait_until(lambda: spool.empty, 30)
+    assert len(set(renewals)) > 3

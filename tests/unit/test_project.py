@@ -191,3 +191,10 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
             if MACHINE.search(line) or REGISTRY.search(line):
                 findings.append(f"{name}:{number}: {line.strip()[:80]}")
     assert findings == []
+
+
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    """A relative link in a document names a file that is there."""
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
