@@ -1,8 +1,8 @@
 """How fast invocations were closed whose process died: found by who was hit, when, by what.
 
-The clock of an invocation runs from the last thing that could have delayed its closing: the blow
-that ended it (or its worker's thaw), the end of a memory outage, the start of a keeper. What an
-invocation was hit by is known by the process its body ran in, by its worker, or by its message.
+The clock of an invocation runs from the blow that ended it, and stands still while the memory does
+not answer or no keeper runs. What an invocation was hit by is known by the process its body ran in,
+by its worker, or by its message.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Closing:
         rows: its rows.
         reason: what it was closed as.
         blow: what ended it.
-        seconds: what closing took, counted from when nothing else stood in its way.
+        seconds: what closing took, not counted while nobody could have done it.
         in_all: seconds since the blow.
     """
 
@@ -84,14 +84,23 @@ class Closings:
     def _closing(self, rows: Sequence[AuditRow], blow: Blow) -> Closing:
         landed = stored_at(first(rows, COMPLETED))
         began = max(blow.at, stored_at(first(rows, STARTED)))
-        began = max([began, *(span.ended for span in self._pauses if span.began < landed)])
         return Closing(
             rows=rows,
             reason=_reason(rows),
             blow=blow,
-            seconds=max(0.0, landed - began),
+            seconds=max(0.0, landed - began - self._paused(began, landed)),
             in_all=landed - blow.at,
         )
+
+    def _paused(self, began: float, ended: float) -> float:
+        """Seconds between the two in which nobody could have closed anything, each counted once."""
+        paused, counted = 0.0, began
+        for span in sorted(self._pauses, key=lambda span: span.began):
+            first_second, last = max(span.began, counted), min(span.ended, ended)
+            if last > first_second:
+                paused += last - first_second
+                counted = last
+        return paused
 
     def _cause(self, request_id: str, rows: Sequence[AuditRow]) -> Blow | None:
         """The last blow that hit the invocation before it was closed."""
