@@ -204,7 +204,9 @@ class Spool:
     # --- inside -------------------------------------------------------------------------------
 
     def _put(self, row: AuditRow, folder: Path) -> None:
-        name = f"{self._now_ns():020d}-{row.request_id}-{uuid4().hex}"
+        # A clock that was set back must not let a later row overtake one that waits.
+        newest = max((_order(path) for path in self._waiting()), default=0)
+        name = f"{max(self._now_ns(), newest + 1):020d}-{row.request_id}-{uuid4().hex}"
         hidden = folder / f".{name}.tmp"
         with self._errors_of_ours():
             self._prepare(folder)
@@ -265,6 +267,11 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _order(path: Path) -> int:
+    moment = path.name.partition("-")[0]
+    return int(moment) if moment.isdecimal() else 0
 
 
 def _size(path: Path) -> int:

@@ -350,7 +350,9 @@ class RedisMemory(AuditMemory):
     def _errors_of_ours(self, doubt: Doubt | None = None) -> Iterator[None]:
         try:
             yield
-        except AuditMemoryError:
+        except AuditMemoryError as error:
+            if doubt is not None and doubt.maybe_stored:
+                raise MemoryUnavailableError(str(error), maybe_stored=True) from error
             raise
         except (RedisError, OSError) as error:
             raise MemoryUnavailableError(
