@@ -94,7 +94,9 @@ class Program:
         with within(ANSWER_SECONDS, f"an answer of {self._name}"):
             line = self._process.stdout.readline()
         if not line:
-            raise self._failure("gave no answer")
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+            raise self._failure(f"ended with status {self._process.returncode}, without an answer")
         return json.loads(line)
 
     def ask(self, **order: Any) -> Any:

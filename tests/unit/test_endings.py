@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -240,7 +241,9 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bench]:
     ) as app:
         app.conf.audit_instrument = False
         app.conf.audit_spool_dir = str(tmp_path)
+        logging.disable()  # pytest would keep every record, with all that hangs on its traceback
         yield Bench(app, memories)
+        logging.disable(logging.NOTSET)
 
 
 def struck_runs(

@@ -718,7 +718,7 @@ class ParentIgnoresTheSpool(Recorder):
     """An ending seen from outside overtakes what the child had spooled."""
 
     def settle(self, row):
-        with mock.patch.object(self._spool, "holds", lambda request_id: False):
+        with mock.patch.object(self._spool, "holds", return_value=False):
             return self.complete(row)
 
 

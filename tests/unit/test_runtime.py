@@ -18,6 +18,14 @@ from tasks.runtime import SkillRuntime, runtime_of
 from tasks.worker import AuditStep
 
 
+@pytest.fixture(autouse=True)
+def held(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whose leases were asked for; none is taken, for that would reach for a server and a spool."""
+    holders: list[str] = []
+    monkeypatch.setattr(SkillRuntime, "hold_lease", lambda self, holder: holders.append(holder))
+    return holders
+
+
 def made(**conf: object) -> SkillHost:
     app = SkillHost("unit", broker="memory://", set_as_current=False)
     app.conf.update({"audit_instrument": False, **conf})
@@ -42,11 +50,12 @@ def in_a_fork(question: Callable[[], str]) -> str:
 # --- the worker's id ------------------------------------------------------------------------------
 
 
-def test_a_process_that_is_no_worker_has_an_id_of_its_own() -> None:
-    """The same as long as it lives, another one after a fork."""
+def test_a_process_that_is_no_worker_has_an_id_of_its_own(held: list[str]) -> None:
+    """The same as long as it lives, with a lease for it; another one after a fork."""
     runtime = SkillRuntime(made())
     mine = runtime.worker_id
     assert runtime.worker_id == mine
+    assert set(held) == {mine}
     child = in_a_fork(lambda: f"{runtime.worker_id} {runtime.worker_id}").split()
     assert child[0] == child[1] != mine
     assert runtime.worker_id == mine
