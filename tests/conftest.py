@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 from audit.embedded import EmbeddedServer
 from audit.memory import AuditMemory
 from tests.support import checked_memory
+
+
+def pytest_configure() -> None:
+    """Whoever is started in the background ignores SIGINT, and so would all whom tests interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
