@@ -13,7 +13,7 @@ from tests.support import checked_memory
 
 
 def pytest_configure() -> None:
-    """Whoever is started in the background ignores SIGINT, and so would all whom tests interrupt."""
+    """A background job ignores SIGINT, and so would all whom its tests interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
