@@ -265,6 +265,11 @@ def declare(app: Celery) -> SimpleNamespace:
         journal(mark)
         time.sleep(60)
 
+    @skill("test.busy-late", version="1.0.0", acks_late=True, app=app)
+    def busy_late(mark: str) -> None:
+        journal(mark)
+        time.sleep(60)
+
     @skill("test.tick", version="1.0.0", retry_when_refused=True, app=app)
     def tick(mark: str) -> str:
         journal(mark)

@@ -14,8 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
+import redis
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
+from audit.embedded import EmbeddedServer
 from audit.keeper import Keeper
 from audit.row import COMPLETED, STARTED
 from audit.spool import Spool
@@ -326,3 +328,34 @@ def test_a_cold_shutdown_in_other_pools_leaves_nothing_open(tmp_path: Path, pool
             assert pair[1].payload["outcome"] in {"panic", "success"}
             worker.stop()
             assert len(stack.rows()) == 2
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
+def test_a_memory_error_is_a_panic_in_other_pools(tmp_path: Path, pool: str) -> None:
+    """Whether the worker survives it or not, the invocation is closed once, as panic."""
+    with running_stack(tmp_path) as stack:
+        stack.worker(pool, 1)
+        with caller():
+            result = stack.skills.memory_error.delay()
+        assert ending(stack.pair(result.id)) == ("panic", "base_exception")
+        assert len(stack.rows(task_id=result.id)) == 2
+
+
+def test_a_lost_broker_connection_that_cancels_what_runs(tmp_path: Path) -> None:
+    """acks_late and cancelling: the run that is cancelled is panic, closed once."""
+    with (
+        EmbeddedServer() as memory_server,
+        running_stack(tmp_path, memory_url=memory_server.url) as stack,
+    ):
+        stack.worker("prefork", 1, worker_cancel_long_running_tasks_on_connection_loss=True)
+        with caller():
+            result = stack.skills.busy_late.delay("cancelled")
+        wait_until(lambda: stack.journal() != [])
+        with redis.Redis.from_url(stack.server.url_for(0)) as broker:
+            broker.client_kill_filter(_type="normal", skipme=True)
+        started, completed = stack.pair(result.id)
+        assert completed.payload["outcome"] == "panic"
+        assert completed.meta["reason"] in {"terminated", "shutdown"}
+        assert len(stack.rows(request_id=started.request_id)) == 2
+        stack.workers[0].kill()
+        stack.workers.clear()

@@ -157,12 +157,12 @@ def test_a_swallowed_soft_limit_is_told_from_a_body_that_made_it(stack: Stack) -
     assert ending(stack.pair(afterwards.id)) == ("success", "returned")
 
 
-def test_replace_is_two_invocations(stack: Stack) -> None:
+def test_replace_is_two_invocations(pooled: Stack) -> None:
     """A replaced task ends as ignored; its replacement, under the same task id, has its caller."""
     with caller():
-        result = stack.skills.replace.delay(5)
+        result = pooled.skills.replace.delay(5)
         assert result.get(timeout=20) == 5
-    rows = wait_until(lambda: r if len(r := stack.rows(task_id=result.id)) == 4 else None)
+    rows = wait_until(lambda: r if len(r := pooled.rows(task_id=result.id)) == 4 else None)
     first = [row for row in rows if row.payload["skill_id"] == "test.replace"]
     second = [row for row in rows if row.payload["skill_id"] == "test.echo"]
     assert ending((first[0], first[1])) == ("success", "ignored")
