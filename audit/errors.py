@@ -152,6 +152,9 @@ class EmbeddedServerError(AuditError):
 class AuditMemoryError(AuditError):
     """Root of the errors of the audit memory."""
 
+    #: Whether a row may have been stored all the same, by a try before the one that failed so.
+    maybe_stored: bool = False
+
     http_status = 503
 
 

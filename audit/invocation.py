@@ -280,8 +280,7 @@ class Invocation:
 
         An emit that was interrupted may have landed, whatever the one after it came to.
         """
-        maybe_stored = isinstance(error, MemoryUnavailableError) and error.maybe_stored
-        if not (maybe_stored or self._interrupt):
+        if not (error.maybe_stored or self._interrupt):
             self._move(State.NOT_STARTED)
             return
         ending = Ending(

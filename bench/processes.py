@@ -53,7 +53,7 @@ class Program:
     Args:
         module: the program, e.g. ``bench.worker``.
         arguments: its arguments.
-        log: the file that takes its standard error.
+        log: the file that takes its standard error; what the program keeps goes beside it.
     """
 
     def __init__(self, module: str, *arguments: str, log: Path) -> None:
@@ -62,7 +62,7 @@ class Program:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
                 cwd=ROOT,
-                env=clean_environment(),
+                env=clean_environment() | {"XDG_STATE_HOME": str(log.parent)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

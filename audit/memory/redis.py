@@ -351,8 +351,7 @@ class RedisMemory(AuditMemory):
         try:
             yield
         except AuditMemoryError as error:
-            if doubt is not None and doubt.maybe_stored:
-                raise MemoryUnavailableError(str(error), maybe_stored=True) from error
+            error.maybe_stored |= doubt is not None and doubt.maybe_stored
             raise
         except (RedisError, OSError) as error:
             raise MemoryUnavailableError(

@@ -59,7 +59,7 @@ def bench(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "bench", *arguments],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(directory)},
+        env={**os.environ, "TMPDIR": str(directory), "XDG_STATE_HOME": str(directory / "state")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
