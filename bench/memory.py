@@ -30,7 +30,6 @@ class Sample:
 
     Attributes:
         uss: bytes that belong to these processes alone.
-        uncollected: the same before they collected their garbage.
         rss: resident bytes; what the processes share is counted in each.
         descriptors: open file descriptors.
         connections: of the whole server, those of publisher and bench among them.
@@ -38,7 +37,6 @@ class Sample:
 
     invocations: int
     uss: int
-    uncollected: int
     rss: int
     descriptors: int
     connections: int
@@ -63,13 +61,11 @@ def _run(variant: Variant, tasks: int) -> list[Sample]:
 
 def _sample(crew: Crew, invocations: int) -> Sample:
     processes = crew.processes()
-    uncollected = sum(process.memory_full_info().uss for process in processes)
     crew.collect_garbage()
     held = [process.memory_full_info() for process in processes]
     return Sample(
         invocations=invocations,
         uss=sum(part.uss for part in held),
-        uncollected=uncollected,
         rss=sum(part.rss for part in held),
         descriptors=sum(process.num_fds() for process in processes),
         connections=crew.connections(),
@@ -77,15 +73,7 @@ def _sample(crew: Crew, invocations: int) -> Sample:
 
 
 def report(samples: Samples) -> str:
-    head = (
-        "held by a worker",
-        "after",
-        "USS MiB",
-        "with garbage",
-        "RSS MiB",
-        "descriptors",
-        "connections",
-    )
+    head = ("held by a worker", "after", "USS MiB", "RSS MiB", "descriptors", "connections")
     rows, words = [], []
     for variant, found in samples.items():
         warm = found[WARM_UP_BATCHES - 1 :]
@@ -105,7 +93,6 @@ def _cells(sample: Sample) -> list[str]:
     return [
         f"{sample.invocations:,}",
         mebibytes(sample.uss),
-        mebibytes(sample.uncollected),
         mebibytes(sample.rss),
         str(sample.descriptors),
         str(sample.connections),

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.__main__ import main
-from bench.crew import turns
+from bench.crew import Variant, turns
 from bench.emit import Emits
 from bench.emit import report as emit_report
+from bench.memory import Sample
+from bench.memory import report as memory_report
 from bench.place import Place
 from bench.processes import BenchError, clean_environment, within
 from bench.report import micros, table
@@ -121,6 +123,21 @@ def test_emits_are_held_against_their_budget(seconds: float, word: str) -> None:
     last = emit_report([floor, emits]).splitlines()[-1]
     assert "50.00 ms" in last
     assert word in last
+
+
+@pytest.mark.parametrize(
+    ("growth", "word"), [(900_000, "flat (under 1 MiB)"), (2_000_000, "NOT flat"), (-5, "flat")]
+)
+def test_growth_is_judged_after_warm_up(growth: int, word: str) -> None:
+    """What comes before the fifth sample does not count; what comes after it does."""
+    held = [10**6, 3 * 10**6, 5 * 10**6, 7 * 10**6] + [10**7] * 15 + [10**7 + growth]
+    samples = [
+        Sample(invocations=1000 * number, uss=uss, rss=uss, descriptors=9, connections=5)
+        for number, uss in enumerate(held, start=1)
+    ]
+    table_of, verdict = memory_report({Variant.AUDITED: samples}).split("\n\n")
+    assert [line.split("|")[2].strip() for line in table_of.splitlines()[2:]] == ["5,000", "20,000"]
+    assert word in verdict
 
 
 def test_each_round_begins_with_another_variant() -> None:
