@@ -23,6 +23,7 @@ Decisions 6 to 9.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,9 +35,13 @@ import rfc8785
 from kombu.utils.json import JSONEncoder
 
 from audit.errors import CanonicalizationError, SkillArgumentsError
+from audit.keys import Key
 
 #: How many arrays and objects may stand inside one another.
 MAX_DEPTH: Final = 128
+
+#: How a hash begins that was made with a key.
+KEYED: Final = "hmac"
 
 #: The key of the surplus positional arguments, whatever the skill itself calls its ``*args``.
 SURPLUS_KEY: Final = "*args"
@@ -77,13 +82,18 @@ def canonical_bytes(value: object) -> bytes:
     raise CanonicalizationError("$" + "".join(reversed(fault.steps)), fault.reason)
 
 
-def digest(value: object) -> str:
-    """SHA-256 of a value's canonical form, as 64 lower-case hex digits.
+def digest(value: object, key: Key | None = None) -> str:
+    """The hash of a value's canonical form.
+
+    SHA-256, as 64 lower-case hex digits; with a key HMAC-SHA256, as ``hmac:<key id>:<hex digits>``.
 
     Raises:
         CanonicalizationError: the value has no canonical form.
     """
-    return hashlib.sha256(canonical_bytes(value)).hexdigest()
+    form = canonical_bytes(value)
+    if key is None:
+        return hashlib.sha256(form).hexdigest()
+    return f"{KEYED}:{key.key_id}:{hmac.digest(key.secret, form, 'sha256').hex()}"
 
 
 def arguments_by_name(

@@ -28,9 +28,10 @@ from audit.row import NIL_TENANT
 PERSONA_HEADER: Final = "audit_persona"
 TENANT_HEADER: Final = "audit_tenant_id"
 PARENT_HEADER: Final = "audit_parent_request_id"
+ON_BEHALF_HEADER: Final = "audit_on_behalf_of"
 TRACE_HEADER: Final = "traceparent"
 
-CONTEXT_HEADERS: Final = frozenset({PERSONA_HEADER, TENANT_HEADER, PARENT_HEADER})
+CONTEXT_HEADERS: Final = frozenset({PERSONA_HEADER, TENANT_HEADER, PARENT_HEADER, ON_BEHALF_HEADER})
 
 _PERSONA = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
@@ -107,6 +108,7 @@ class InvocationContext:
         trace_id: the caller's W3C trace id (32 lower-case hex digits, not all zeros). ``None``
             takes the trace that is current when the skill is published.
         parent_request_id: the invocation that publishes, if any.
+        on_behalf_of: the human behind the agent, e.g. ``jane@example.org``; spelled as a persona.
 
     Raises:
         InvalidInvocationContext: a part is malformed; the text says which and what is expected.
@@ -117,6 +119,7 @@ class InvocationContext:
     trace_id: str | None = None
     parent_request_id: str | None = None
     trace: Trace | None = None
+    on_behalf_of: str | None = None
 
     def __init__(
         self,
@@ -126,6 +129,7 @@ class InvocationContext:
         parent_request_id: str | None = None,
         *,
         trace: Trace | None = None,
+        on_behalf_of: str | None = None,
     ) -> None:
         if trace is None and trace_id is not None:
             trace = Trace(trace_id=_checked_trace_id(trace_id), span_id=_random_hex(8))
@@ -135,6 +139,7 @@ class InvocationContext:
         put(self, "trace_id", trace and trace.trace_id)
         put(self, "parent_request_id", _checked_parent(parent_request_id))
         put(self, "trace", trace)
+        put(self, "on_behalf_of", _checked_human(on_behalf_of))
 
     @classmethod
     def from_otel_context(cls, caller_persona: str, tenant_id: UUID | str) -> InvocationContext:
@@ -159,6 +164,7 @@ class InvocationContext:
             tenant,
             parent_request_id=headers.get(PARENT_HEADER),
             trace=Trace.parse(headers.get(TRACE_HEADER)),
+            on_behalf_of=headers.get(ON_BEHALF_HEADER),
         )
 
     def headers(self) -> dict[str, str]:
@@ -166,6 +172,8 @@ class InvocationContext:
         headers = {PERSONA_HEADER: self.caller_persona, TENANT_HEADER: self.tenant_id}
         if self.parent_request_id is not None:
             headers[PARENT_HEADER] = self.parent_request_id
+        if self.on_behalf_of is not None:
+            headers[ON_BEHALF_HEADER] = self.on_behalf_of
         if self.trace is not None:
             headers[TRACE_HEADER] = self.trace.header()
         return headers
@@ -187,6 +195,7 @@ class InvocationContext:
         put(copy, "trace_id", trace and trace.trace_id)
         put(copy, "parent_request_id", parent_request_id)
         put(copy, "trace", trace)
+        put(copy, "on_behalf_of", self.on_behalf_of)
         return copy
 
 
@@ -211,21 +220,27 @@ def find_context() -> InvocationContext | None:
 
 
 @contextmanager
-def acting_as(caller_persona: str, tenant_id: UUID | str) -> Iterator[InvocationContext]:
+def acting_as(
+    caller_persona: str, tenant_id: UUID | str, on_behalf_of: str | None = None
+) -> Iterator[InvocationContext]:
     """Call skills as ``caller_persona`` for ``tenant_id`` inside the block.
 
     Inside a running skill the new caller keeps the invocation's trace and parent: whoever it acts
-    as, what it publishes was published by that invocation.
+    as, what it publishes was published by that invocation. Without ``on_behalf_of`` it also acts
+    for the human that was acted for outside the block.
 
     Raises:
-        InvalidInvocationContext: persona or tenant is malformed.
+        InvalidInvocationContext: persona, tenant or human is malformed.
     """
     outer = _current.get()
+    if on_behalf_of is None and outer is not None:
+        on_behalf_of = outer.on_behalf_of
     context = InvocationContext(
         caller_persona,
         tenant_id,
         parent_request_id=outer.parent_request_id if outer is not None else None,
         trace=outer.trace if outer is not None else None,
+        on_behalf_of=on_behalf_of,
     )
     with using(context):
         yield context
@@ -257,6 +272,15 @@ def _checked_persona(persona: object) -> str:
     raise InvalidInvocationContext(
         f"caller_persona must be text like 'cuo-cpo@0.4.1' (1 to 200 of letters, digits and"
         f" ._:/@+-), got {_kind(persona)}"
+    )
+
+
+def _checked_human(human: object) -> str | None:
+    if human is None or (isinstance(human, str) and _PERSONA.fullmatch(human)):
+        return human
+    raise InvalidInvocationContext(
+        f"on_behalf_of must be text like 'jane@example.org' (1 to 200 of letters, digits and"
+        f" ._:/@+-), got {_kind(human)}"
     )
 
 

@@ -10,6 +10,8 @@
     ├── InvocationError
     │   ├── MissingInvocationContext   nobody said for whom the skill runs
     │   ├── InvalidInvocationContext   persona, tenant or trace is malformed (also a ValueError)
+    │   ├── UnprovenContextError       nobody signed for this context, or somebody altered it
+    │   │   └── ExpiredContextError    it was signed too long ago
     │   ├── PoisonedMessageError       too many workers died over the message
     │   └── NotStartedError            a delivered message reached the body without a started row
     ├── RowError                   a row breaks the published schema (also a ValueError)
@@ -116,6 +118,23 @@ class MissingInvocationContext(InvocationError):
 
 class InvalidInvocationContext(InvocationError, ValueError):
     """Persona, tenant or another part of the context is malformed; the text says which."""
+
+
+class UnprovenContextError(InvocationError):
+    """The context of a message has no proof that holds (``audit_context_keys`` are set here).
+
+    Remedy: whoever publishes needs a key that this host knows, for this tenant and persona, and
+    publishes through the skill host; a message that something altered on its way is published anew.
+    """
+
+    http_status = 403
+
+
+class ExpiredContextError(UnprovenContextError):
+    """The context was proven, longer ago than ``audit_context_max_age``.
+
+    Remedy: publish anew; where messages wait for longer than that, raise the setting.
+    """
 
 
 class NotStartedError(InvocationError):

@@ -179,6 +179,8 @@ def identity_of(started: AuditRow) -> Identity:
         redelivered=meta.get("redelivered", False),
         parent_request_id=meta.get("parent_request_id"),
         worker=meta.get("worker", ""),
+        on_behalf_of=meta.get("on_behalf_of"),
+        context_key=meta.get("context_key"),
     )
 
 

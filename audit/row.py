@@ -81,6 +81,8 @@ class Refusal(StrEnum):
     BAD_ARGUMENTS = "bad_arguments"
     UNCANONICAL_ARGUMENTS = "uncanonical_arguments"
     POISON = "poison"
+    BAD_SIGNATURE = "bad_signature"
+    EXPIRED_CONTEXT = "expired_context"
 
 
 _OUTCOMES: Final[Mapping[Reason, Outcome]] = {
@@ -121,7 +123,7 @@ class Ending:
 
     Attributes:
         reason: the finer word; ``outcome`` follows from it.
-        result_hash: SHA-256 of the result, ``""`` unless the body returned (decision 9).
+        result_hash: hash of the result, ``""`` unless the body returned (decision 9).
         error_message: type and masked text of the error, ``None`` on success.
     """
 
@@ -150,6 +152,8 @@ class Identity:
         redelivered: whether the broker says that it delivered the message before.
         parent_request_id: the invocation that published this one, if any.
         worker: id of the process group that runs it, new at each boot.
+        on_behalf_of: the human behind the persona, where one is named.
+        context_key: id of the key that proved all this, where context is signed.
     """
 
     request_id: str
@@ -163,10 +167,12 @@ class Identity:
     redelivered: bool = False
     parent_request_id: str | None = None
     worker: str = ""
+    on_behalf_of: str | None = None
+    context_key: str | None = None
 
     def meta(self, **more: str | None) -> dict[str, Any]:
         """The envelope's ``meta`` (decision 3)."""
-        return {
+        meta = {
             "task_id": self.task_id,
             "attempt": self.attempt,
             "redelivered": self.redelivered,
@@ -174,6 +180,11 @@ class Identity:
             "worker": self.worker,
             **{"reason": None, **more},
         }
+        if self.on_behalf_of is not None:
+            meta["on_behalf_of"] = self.on_behalf_of
+        if self.context_key is not None:
+            meta["context_key"] = self.context_key
+        return meta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

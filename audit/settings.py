@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from audit.errors import SettingsError
+from audit.keys import KeyRing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,11 @@ class AuditSettings:
             as abandoned.
         max_deaths: so many workers may die over one message before the next delivery is refused.
         instrument: whether the host instruments Celery, where a tracer provider is set.
+        context_keys: prove the context of every message: the first that may signs, all verify;
+            without any, contexts are not signed.
+        context_max_age: seconds that a proof holds, counted from the message's ETA.
+        hash_keys: the first that allows the tenant makes its hashes; without one they are plain.
+        redact_logs: whether values are masked in log records, too.
     """
 
     memory_url: str = field(default="redis://127.0.0.1:6379/1", repr=False)  # has a password
@@ -37,6 +43,10 @@ class AuditSettings:
     spool_dir: str = field(default_factory=lambda: str(_default_spool()))
     lease_seconds: float = 15.0
     max_deaths: int = 3
+    context_keys: KeyRing = field(default_factory=KeyRing, repr=False)
+    context_max_age: float = 86400.0
+    hash_keys: KeyRing = field(default_factory=KeyRing, repr=False)
+    redact_logs: bool = True
 
     @classmethod
     def read(cls, conf: Mapping[str, Any], environ: Mapping[str, str]) -> AuditSettings:
@@ -66,14 +76,18 @@ def _text(raw: object) -> str:
     return raw.strip()
 
 
-def _seconds(raw: object) -> float:
+def _seconds(raw: object, least: float = 0.01, most: float = 3600) -> float:
     try:
         seconds = 0.0 if isinstance(raw, bool) else float(raw)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         seconds = 0.0
-    if not 0.01 <= seconds <= 3600:
-        raise ValueError("takes seconds between 0.01 and 3600")
+    if not least <= seconds <= most:
+        raise ValueError(f"takes seconds between {least} and {most}")
     return seconds
+
+
+def _age(raw: object) -> float:
+    return _seconds(raw, least=1, most=31 * 86400)
 
 
 def _count(raw: object) -> int:
@@ -113,4 +127,8 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "spool_dir": ("AUDIT_SPOOL_DIR", _text),
     "lease_seconds": ("AUDIT_LEASE_SECONDS", _seconds),
     "max_deaths": ("AUDIT_MAX_DEATHS", _count),
+    "context_keys": ("AUDIT_CONTEXT_KEYS", KeyRing.parse),
+    "context_max_age": ("AUDIT_CONTEXT_MAX_AGE", _age),
+    "hash_keys": ("AUDIT_HASH_KEYS", KeyRing.parse),
+    "redact_logs": ("AUDIT_REDACT_LOGS", _flag),
 }

@@ -113,6 +113,8 @@ def test_http_statuses() -> None:
         "InvocationError": 400,
         "MissingInvocationContext": 400,
         "InvalidInvocationContext": 400,
+        "UnprovenContextError": 403,
+        "ExpiredContextError": 403,
         "PoisonedMessageError": 500,
         "NotStartedError": 500,
         "RowError": 500,

@@ -30,8 +30,8 @@ HERE = "tests/unit/test_imports.py"
 
 #: From the ground up. ``name.*`` is a family: the package, with all its modules.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("audit.errors",),
-    ("audit.canonical", "audit.masking", "audit.binary"),
+    ("audit.errors", "audit.keys"),
+    ("audit.canonical", "audit.signing", "audit.masking", "audit.binary"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
     ("audit.context",),
     ("audit.memory.base", "audit.metrics", "audit.memory.connection"),
