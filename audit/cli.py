@@ -22,6 +22,7 @@ from uuid import UUID
 
 import click
 
+from audit.cli_compare import compare_args
 from audit.cli_keeper import keep, reconcile
 from audit.errors import AuditError
 from audit.memory import AuditMemory
@@ -194,6 +195,7 @@ def audit(ctx: click.Context, memory: str | None) -> None:
     ctx.meta[MEMORY_URL] = memory
 
 
+audit.add_command(compare_args)
 audit.add_command(keep)
 audit.add_command(reconcile)
 

@@ -33,9 +33,9 @@ from tests.support import HASH, TENANT, make_ending, make_identity
 OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 EXAMPLE_ID = "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW"
 NOW = datetime.now(UTC)
-#: They do a keeper's work, see test_cli_keeper.py; all others only read.
-KEEPING = ("keep", "reconcile")
-COMMANDS = ("keep", "list", "reconcile", "running", "show", "tail")
+#: They do a keeper's work, or read a file: see test_cli_keeper.py, test_cli_compare.py.
+ELSEWHERE = ("compare-args", "keep", "reconcile")
+COMMANDS = ("compare-args", "keep", "list", "reconcile", "running", "show", "tail")
 
 
 @dataclass
@@ -451,7 +451,7 @@ def test_the_help_names_every_command() -> None:
     assert "..." not in listed
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS if name not in KEEPING)])
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS if name not in ELSEWHERE)])
 def test_the_examples_in_the_help_run(memory: FakeMemory, command: tuple[str, ...]) -> None:
     """Every help text has an example, and each does what it says without complaint."""
     memory.stored = [started(1, request_id=EXAMPLE_ID)]

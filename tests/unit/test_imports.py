@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.memory", "audit.reconciler"),
     ("audit.keeper", "audit.table"),
     ("audit.terminal",),
-    ("audit.cli_keeper",),
+    ("audit.cli_keeper", "audit.cli_compare"),
     ("audit.cli",),
     ("audit",),
     ("celeryconfig", "tasks.*"),
