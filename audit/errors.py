@@ -13,6 +13,7 @@
     │   ├── UnprovenContextError       nobody signed for this context, or somebody altered it
     │   │   └── ExpiredContextError    it was signed too long ago
     │   ├── PoisonedMessageError       too many workers died over the message
+    │   ├── BodyExcludedError          a skill failed whose body is excluded from every record
     │   └── NotStartedError            a delivered message reached the body without a started row
     ├── RowError                   a row breaks the published schema (also a ValueError)
     ├── SettingsError              an audit_* setting is unusable (also a ValueError)
@@ -150,6 +151,25 @@ class PoisonedMessageError(InvocationError):
     """Too many workers died over this message, so no other one runs it (``audit_max_deaths``)."""
 
     http_status = 500
+
+
+class BodyExcludedError(InvocationError):
+    """A skill failed whose body is excluded (``body_excluded=True``), so its error is withheld.
+
+    Args:
+        kind: the class of the error.
+        request_id: the invocation; its completed row says how it ended.
+    """
+
+    http_status = 500
+
+    def __init__(self, kind: str = "", request_id: str = "") -> None:
+        super().__init__(kind, request_id)
+        self.kind = kind
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        return f"{self.kind}, withheld because the skill's body is excluded: {self.request_id}"
 
 
 class SpoolError(AuditError):

@@ -92,12 +92,15 @@ def error_message(
         values: the arguments of that invocation.
         type_only: leave out the text altogether (``audit_error_message = "type"``).
     """
-    text = "" if type_only else _told(error, values)
+    text = error_text(error, values, type_only=type_only)
     message = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
     return _UNPRINTABLE.sub(_escaped, message)[:MAX_LENGTH]
 
 
-def _told(error: BaseException, values: Iterable[object]) -> str:
+def error_text(error: BaseException, values: Iterable[object], *, type_only: bool = False) -> str:
+    """The masked text of an error, as :func:`error_message` has it before it is made one line."""
+    if type_only:
+        return ""
     try:
         text = str(error)
     except Exception:  # an error on the way to a message must not take the place of the error
@@ -278,7 +281,7 @@ def _safely(look: Callable[[Any], Iterator[_Found]], value: object) -> Iterator[
     """What a look at a value finds, as far as it gets when the value's own code raises."""
     try:
         yield from look(value)
-    except Exception:  # see _told
+    except Exception:  # see error_text
         return
 
 

@@ -15,22 +15,20 @@ from celery.app.amqp import AMQP
 from kombu.pools import ProducerPool
 from opentelemetry import trace
 
-from audit.canonical import digest
-from audit.context import (
-    CONTEXT_HEADERS,
-    InvocationContext,
-    Trace,
-)
+from audit.context import CONTEXT_HEADERS, InvocationContext, Trace
 from audit.errors import (
-    CanonicalizationError,
     InvalidInvocationContext,
     MissingInvocationContext,
     SkillDefinitionError,
 )
+from audit.keys import Key
+from audit.signing import SIGNATURE_HEADER
 from tasks import telemetry
 from tasks.caller import REQUEST_ID_HEADER, publishing_context
 from tasks.coroutine import PerThread, in_lent_thread
 from tasks.headers import unusable_header
+from tasks.proof import PROOF_HEADER, SigningProducer
+from tasks.reprs import as_sent, shown
 from tasks.runtime import runtime_of
 from tasks.task import SkillTask
 
@@ -77,14 +75,25 @@ class SkillAMQP(AMQP):
             SkillDefinitionError: an errback is a skill that takes more than one argument.
         """
         task = self.app.tasks.get(name)
-        if isinstance(task, SkillTask):
-            options.update(_reprs(task.args_hash(args or (), kwargs or {})))
-        elif task is None:
-            options.update(_reprs(_hash_as_sent(args, kwargs)))
+        if task is None or isinstance(task, SkillTask):
+            key = self._hash_key(options.get("headers"))
+            options["argsrepr"] = options["kwargsrepr"] = (
+                as_sent(args, kwargs, key)
+                if task is None
+                else shown(task.args_hash(args or (), kwargs or {}, key))
+            )
         message = super().as_task_v2(task_id, name, args, kwargs, *rest, **options)
         for errback in message.body[2]["errbacks"] or ():
             self._check_errback(errback)
         return message
+
+    def _hash_key(self, headers: Any) -> Key | None:
+        """The key of the hashes of the tenant that is published for."""
+        runtime = runtime_of(self.app)
+        if not runtime.settings.hash_keys:
+            return None
+        context = publishing_context() or _explicit(_checked(headers))
+        return runtime.hash_key(context.tenant_id) if context is not None else None
 
     def as_task_v1(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Protocol 1 has no headers to carry the caller.
@@ -114,10 +123,15 @@ class SkillAMQP(AMQP):
             headers: Any = None,
             **options: Any,
         ) -> Any:
-            if runtime_of(self.app).settings.instrument:
+            settings = runtime_of(self.app).settings
+            if settings.instrument:
                 telemetry.instrument()
             merged, place = self._headers(message.headers, _checked(headers))
             message = message._replace(headers=merged)
+            for raw in ("argsrepr", "kwargsrepr"):
+                options.pop(raw, None)  # a caller's own would go along as a property
+            if settings.context_keys:
+                producer = SigningProducer(producer, settings.context_keys)
             span = place.span() if place is not None else trace.get_current_span()
             # Also where the span is current already: an instrumentor does not leave its own span
             # when publishing fails, and what is published next would land in that one's trace.
@@ -140,7 +154,8 @@ class SkillAMQP(AMQP):
             raise InvalidInvocationContext(
                 f"header {unusable!r} has a value no worker could use: leave it out of headers="
             )
-        merged.pop(REQUEST_ID_HEADER, None)
+        for stale in (REQUEST_ID_HEADER, PROOF_HEADER, SIGNATURE_HEADER):
+            merged.pop(stale, None)
         context = publishing_context() or _explicit(merged)
         if context is None:
             if isinstance(self.app.tasks.get(own["task"]), SkillTask):
@@ -189,15 +204,3 @@ def _place(context: InvocationContext) -> tuple[Trace, bool]:
     if current is not None and current.trace_id == context.trace.trace_id:
         return current, False
     return context.trace, True
-
-
-def _reprs(hashed: str) -> dict[str, str]:
-    return {"argsrepr": f"sha256:{hashed}", "kwargsrepr": f"sha256:{hashed}"}
-
-
-def _hash_as_sent(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> str:
-    """The hash of arguments whose skill, if it is one, this process does not know."""
-    try:
-        return digest({"args": list(args or ()), "kwargs": dict(kwargs or {})})
-    except CanonicalizationError:
-        return "no-canonical-form"

@@ -8,12 +8,15 @@ one to the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 from celery._state import get_current_task
 
 from audit.context import (
+    ON_BEHALF_HEADER,
     PARENT_HEADER,
     PERSONA_HEADER,
     TENANT_HEADER,
@@ -22,6 +25,8 @@ from audit.context import (
     find_context,
 )
 from audit.errors import InvocationError
+from tasks.proof import proven_context
+from tasks.runtime import runtime_of
 
 #: Header of the request_id; set by the receiving process over whatever a message claims.
 REQUEST_ID_HEADER: Final = "audit_request_id"
@@ -29,7 +34,13 @@ REQUEST_ID_HEADER: Final = "audit_request_id"
 #: Where a request keeps what the child knows of its invocation; no message key is spelled so.
 CHILD_STATE: Final = "_skill_child_state"
 
-_HEADERS: Final = (PERSONA_HEADER, TENANT_HEADER, PARENT_HEADER, TRACE_HEADER)
+_HEADERS: Final = (
+    PERSONA_HEADER,
+    TENANT_HEADER,
+    ON_BEHALF_HEADER,
+    PARENT_HEADER,
+    TRACE_HEADER,
+)
 
 
 class ChildState:
@@ -39,14 +50,69 @@ class ChildState:
         invocation: the state machine.
         inherited: the context of everything the invocation publishes.
         outside: the context that was in force when the message was received here.
+        values: what no text may show: its arguments, and those of the invocation it is called in.
+        type_only: texts of errors are left out altogether.
+        args_shown, result_shown: the hashes as Celery shows them in the place of values.
     """
 
-    __slots__ = ("inherited", "invocation", "outside")
+    __slots__ = (
+        "args_shown",
+        "inherited",
+        "invocation",
+        "outside",
+        "result_shown",
+        "type_only",
+        "values",
+    )
 
-    def __init__(self, invocation: Any, inherited: InvocationContext) -> None:
+    values: tuple[object, ...]
+
+    def __init__(
+        self,
+        invocation: Any,
+        inherited: InvocationContext,
+        values: Sequence[object] = (),
+        *,
+        args_shown: str = "",
+        type_only: bool = False,
+    ) -> None:
+        outer = _running.get()
         self.invocation = invocation
         self.inherited = inherited
         self.outside = find_context()
+        self.values = (*values, *(outer.values if outer is not None else ()))
+        self.type_only = type_only
+        self.args_shown = args_shown
+        self.result_shown: str | None = None
+
+
+#: The invocation that this thread, greenlet or asyncio task runs.
+_running: ContextVar[ChildState | None] = ContextVar("skill_running", default=None)
+
+
+def running() -> ChildState | None:
+    """The invocation whose values may show here: its body runs, or Celery is ending its task."""
+    return _running.get()
+
+
+def runs(state: ChildState) -> None:
+    """From here on it is ``state`` that :func:`running` gives, until :func:`one_task` ends."""
+    _running.set(state)
+
+
+@contextmanager
+def one_task(*, nested: bool = False) -> Iterator[None]:
+    """What runs inside ends with it; a task that a worker runs knows of none around it."""
+    token = _running.set(_running.get() if nested else None)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def is_skill(task: Any) -> bool:
+    """Whether a Celery task is a skill; told without its class, which knows this module."""
+    return hasattr(type(task), "args_hash")
 
 
 def child_state(request: Any) -> ChildState | None:
@@ -76,12 +142,13 @@ def publishing_context() -> InvocationContext | None:
     state = child_state(request)
     if state is not None:
         return state.inherited if context is state.outside else context
-    return context if context is not None else _carried(request)
+    return context if context is not None else _carried(task.app, request)
 
 
-def _carried(request: Any) -> InvocationContext | None:
+def _carried(app: Any, request: Any) -> InvocationContext | None:
     """The context that a plain task's message carries on, e.g. Celery's own ``celery.map``."""
+    keys = runtime_of(app).settings.context_keys
     try:
-        return InvocationContext.from_headers(context_headers(request))
+        return proven_context(vars(request), context_headers(request), keys)
     except InvocationError:
         return None

@@ -17,6 +17,7 @@ from kombu.utils.imports import symbol_by_name
 from audit.errors import SkillDefinitionError
 from tasks.amqp import SkillAMQP
 from tasks.coroutine import synchronous
+from tasks.declaration import check_declaration
 from tasks.runtime import runtime_of
 from tasks.task import SkillTask
 from tasks.worker import AuditStep
@@ -94,7 +95,7 @@ def skill(
         raise SkillDefinitionError(f"skill {skill_id!r}: base must be a subclass of SkillTask")
     if "name" in options:
         raise SkillDefinitionError(f"skill {skill_id!r}: its id is its name, leave out name=")
-    SkillTask.check_declaration(skill_id, version)
+    check_declaration(skill_id, version)
     if app is None:
         raise SkillDefinitionError(f"skill {skill_id!r}: say in which app, with app=")
     if not _is_host(app):

@@ -9,6 +9,7 @@ from audit.context import InvocationContext, Trace
 from audit.invocation import new_request_id
 from audit.row import NIL_TENANT, Identity
 from tasks.caller import REQUEST_ID_HEADER
+from tasks.proof import proven_by
 
 
 def identify(
@@ -38,6 +39,8 @@ def identify(
         redelivered=redelivered(message),
         parent_request_id=context.parent_request_id if context is not None else None,
         worker=worker,
+        on_behalf_of=context.on_behalf_of if context is not None else None,
+        context_key=proven_by(message),
     )
 
 

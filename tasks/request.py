@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import InvalidTaskError, Terminated, TimeLimitExceeded
 from celery.worker import state
 from celery.worker.request import Request
 
 from audit import metrics
-from audit.context import TRACE_HEADER, InvocationContext, Trace, using
+from audit.context import TENANT_HEADER, TRACE_HEADER, InvocationContext, Trace, using
 from audit.errors import AuditMemoryError, InvocationError, SpoolError
 from audit.invocation import new_request_id
 from audit.masking import error_message
@@ -30,9 +29,24 @@ from audit.row import Ending, Reason, skill_invoked_completed, timestamp
 from tasks.caller import REQUEST_ID_HEADER
 from tasks.headers import unusable_header
 from tasks.identity import identify
+from tasks.proof import PROOF_HEADER, is_unproven, proof_of
+from tasks.reprs import WITHHELD, is_shown, of_skill
 from tasks.runtime import runtime_of
+from tasks.standin import unwrapped
 
 logger: Final = logging.getLogger("audit")
+
+
+class CarryingRequest(Request):
+    """One delivery of a plain task's message, whose context what it publishes may inherit.
+
+    Workers that have ``audit_context_keys`` receive plain tasks with it: ``celery.map`` and the
+    like call skills as whom their message names, so that must be proven as well.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _verify(self)
 
 
 class SkillRequest(Request):
@@ -55,6 +69,11 @@ class SkillRequest(Request):
         if (name := unusable_header(headers)) is not None:
             raise InvalidTaskError(f"header {name!r} has no value that Celery could use")
         headers[REQUEST_ID_HEADER] = self.request_id = new_request_id()
+        self._argsrepr = self._kwargsrepr = self._arguments_shown()
+        headers["argsrepr"] = headers["kwargsrepr"] = self._argsrepr
+        _verify(self)
+        if is_unproven(headers):
+            self._empty()
         if Trace.parse(headers.get(TRACE_HEADER)) is None:
             # Made here and not in the child: rows of either process must agree.
             headers[TRACE_HEADER] = Trace.fresh().header()
@@ -69,7 +88,7 @@ class SkillRequest(Request):
     ) -> Any:
         """Called when the child reported a failure, or when it is gone."""
         if not return_ok:
-            self._close(_unwrapped(exc_info.exception))
+            self._close(unwrapped(exc_info.exception))
         with self._on_behalf_of_the_caller():
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
@@ -80,7 +99,38 @@ class SkillRequest(Request):
         with self._on_behalf_of_the_caller():
             return super().on_timeout(soft, timeout)
 
+    def info(self, safe: bool = False) -> Any:
+        """Called for ``inspect active``, ``reserved``, ``scheduled``, ...: never the arguments."""
+        return super().info(safe=True)
+
+    def send_event(self, type: str, **fields: Any) -> None:
+        """Called with what the worker tells the world of this task."""
+        if "result" in fields and not is_shown(fields["result"]):
+            fields["result"] = WITHHELD  # Celery read it back, when a child died after its success
+        super().send_event(type, **fields)
+
     # --- inside -------------------------------------------------------------------------------
+
+    def _arguments_shown(self) -> str:
+        """The hash that stands for the arguments; a foreign publisher sends them as they are."""
+        runtime = runtime_of(self.app)
+        tenant = self._request_dict.get(TENANT_HEADER)
+        key = runtime.hash_key(tenant) if isinstance(tenant, str) else None
+        sent = self._argsrepr
+        if is_shown(sent, key) and self._kwargsrepr == sent:
+            return str(sent)
+        return of_skill(self.task, self.args, self.kwargs, key)
+
+    def _empty(self) -> None:
+        """Leave nothing of a message that proves nothing but its refusal.
+
+        Its errbacks and links would be published by this worker, as whom the message names.
+        """
+        nothing: tuple[Any, ...] = ([], {}, {})
+        self._body = self._Request__payload = nothing
+        self._content_type = self._content_encoding = None
+        self._args, self._kwargs, _ = nothing
+        self._request_dict.update(args=[], kwargs={})
 
     def _close(self, error: BaseException) -> None:
         """Put on record what was seen from outside; whoever closed before stays first."""
@@ -132,6 +182,8 @@ class SkillRequest(Request):
         return max(0, round((time.monotonic() - self._accepted) * 1000))
 
     def _caller(self) -> InvocationContext | None:
+        if is_unproven(self._request_dict):
+            return None
         try:
             return InvocationContext.from_headers(self._request_dict)
         except InvocationError:
@@ -145,5 +197,11 @@ class SkillRequest(Request):
             yield
 
 
-def _unwrapped(error: BaseException) -> BaseException:
-    return error.exc if isinstance(error, ExceptionWithTraceback) else error
+def _verify(request: Request) -> None:
+    """Leave what comes of verifying a message where the process that runs the body finds it."""
+    headers, message = request._request_dict, request._message
+    proof = proof_of(message, headers, runtime_of(request.app).settings)
+    if proof is None:
+        headers.pop(PROOF_HEADER, None)
+    else:
+        headers[PROOF_HEADER] = proof

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 from audit.breaker import Breaker
 from audit.invocation import new_request_id
+from audit.keys import Key
 from audit.memory import AuditMemory, open_memory
 from audit.recorder import Recorder
 from audit.settings import AuditSettings
@@ -40,6 +41,11 @@ class SkillRuntime:
     @cached_property
     def settings(self) -> AuditSettings:
         return AuditSettings.read(self._app.conf, os.environ)
+
+    def hash_key(self, tenant_id: str) -> Key | None:
+        """The key of the tenant's hashes; ``None`` where they are plain SHA-256."""
+        keys = self.settings.hash_keys
+        return keys.first_for(tenant_id) if keys else None
 
     @property
     def memory(self) -> AuditMemory:

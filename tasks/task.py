@@ -12,60 +12,60 @@ See ``docs/decisions/0003-close-in-call.md``.
 from __future__ import annotations
 
 import inspect
-import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from inspect import Parameter
 from typing import Any, Final
 
 from celery import Task
 from celery._state import _task_stack
 from celery.exceptions import Ignore
 
-from audit import metrics
 from audit.canonical import arguments_by_name, digest
 from audit.context import InvocationContext, Trace, enter
 from audit.errors import (
     AuditEmitFailed,
     AuditMemoryError,
     CanonicalizationError,
-    InvalidInvocationContext,
     MissingInvocationContext,
     NotStartedError,
-    PoisonedMessageError,
     SkillArgumentsError,
     SkillDefinitionError,
 )
 from audit.invocation import Invocation, State
-from audit.row import COMPLETED, Ending, Identity, Reason, Refusal
+from audit.keys import Key, KeyRing
+from audit.row import COMPLETED, Ending, Identity, Reason
+from tasks import redaction
 from tasks.caller import (
     CHILD_STATE,
     ChildState,
     child_state,
     context_headers,
+    one_task,
     publishing_context,
+    runs,
 )
 from tasks.coroutine import run_to_its_end
+from tasks.declaration import check_declaration, fits_errback
+from tasks.discretion import (
+    discreet,
+    error_of,
+    mask_failure,
+    masking_first,
+    result_of,
+    type_only,
+    values_of,
+)
 from tasks.endings import ending_of, soft_limits
-from tasks.identity import attempt_of, identify, redelivered, task_id_of
+from tasks.identity import identify
+from tasks.proof import proven_context
+from tasks.refusal import REFUSALS, refuse, refuse_poison
 from tasks.refused import publish_again
+from tasks.reprs import shown
 from tasks.runtime import SkillRuntime, runtime_of
+from tasks.standin import is_stand_in
 
-logger: Final = logging.getLogger("audit")
-
-SKILL_ID: Final = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
-VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+-]{0,99}")
-
-_BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-
-_REFUSALS: Final[Mapping[type[Exception], Refusal]] = {
-    MissingInvocationContext: Refusal.MISSING_CONTEXT,
-    InvalidInvocationContext: Refusal.INVALID_CONTEXT,
-    SkillArgumentsError: Refusal.BAD_ARGUMENTS,
-    CanonicalizationError: Refusal.UNCANONICAL_ARGUMENTS,
-    PoisonedMessageError: Refusal.POISON,
-}
+#: Hooks that mask what Celery passes on; one of an application's own runs after that.
+_MASKING_HOOKS: Final = ("on_failure", "on_retry")
 
 
 class SkillTask(Task):
@@ -76,6 +76,9 @@ class SkillTask(Task):
         retry_when_refused: publish the message again, later, when the memory does not take the
             started row; for callers who never read the result, as beat.
         max_refusals: how often at most.
+        body_excluded: nothing of arguments, result and errors stays anywhere but in the message:
+            the caller gets ``{"request_id": ..., "result_hash": ...}`` in the place of the result,
+            and :class:`audit.errors.BodyExcludedError` in the place of an error.
     """
 
     abstract = True
@@ -83,43 +86,32 @@ class SkillTask(Task):
     version: str = ""
     retry_when_refused: bool = False
     max_refusals: int = 12
+    body_excluded: bool = False
 
     # --- declaration --------------------------------------------------------------------------
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
         """Called by Celery when it makes the task: refuses one that could not be audited."""
-        cls.check_declaration(cls.name, cls.version)
+        check_declaration(cls.name, cls.version)
         if cls.__call__ is not SkillTask.__call__:
             raise SkillDefinitionError(
                 f"skill {cls.name}: its class overrides __call__, in which invocations are closed"
             )
+        for hook in _MASKING_HOOKS:
+            if (own := getattr(cls, hook)) is not getattr(SkillTask, hook):
+                setattr(cls, hook, masking_first(own))
         super().on_bound(app)
-
-    @staticmethod
-    def check_declaration(skill_id: object, version: object) -> None:
-        """Refuse a declaration that could not be audited.
-
-        Raises:
-            SkillDefinitionError: the id or the version cannot be used.
-        """
-        if not isinstance(skill_id, str) or len(skill_id) > 200 or not SKILL_ID.fullmatch(skill_id):
-            raise SkillDefinitionError(
-                f"skill id {skill_id!r} must be words of a-z and 0-9 joined by . _ or -, like"
-                " 'obs.triage-alert', at most 200 characters"
-            )
-        if not isinstance(version, str) or not VERSION.fullmatch(version):
-            raise SkillDefinitionError(
-                f"skill {skill_id} needs a version, like version='1.0.0'; got {version!r}"
-            )
 
     @cached_property
     def parameters(self) -> inspect.Signature:
         """The signature of the body, without ``self``."""
         return inspect.signature(self.run)
 
-    def args_hash(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """SHA-256 of the arguments by name (decision 6).
+    def args_hash(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], key: Key | None = None
+    ) -> str:
+        """The hash of the arguments by name (decision 6), keyed with ``key``.
 
         Raises:
             SkillArgumentsError: they do not fit the signature.
@@ -130,24 +122,11 @@ class SkillTask(Task):
                 "arguments must be a list and an object, got"
                 f" {type(args).__name__} and {type(kwargs).__name__}"
             )
-        return digest(arguments_by_name(self.parameters, args, kwargs))
+        return digest(arguments_by_name(self.parameters, args, kwargs), key)
 
     def fits_errback(self, errback: Mapping[str, Any]) -> bool:
-        """Whether Celery would publish this skill as an errback, with arguments that fit.
-
-        It puts the id of the failed task before what the signature brings along, and calls a body
-        inline that could take more than that.
-        """
-        args, kwargs = tuple(errback.get("args") or ()), errback.get("kwargs") or {}
-        immutable = bool(errback.get("immutable"))
-        try:
-            self.parameters.bind(*(args if immutable else ("id", *args)), **kwargs)
-        except TypeError:
-            return False
-        places = [p for p in self.parameters.parameters.values() if p.kind in _BY_PLACE]
-        taken = 0 if immutable else len(args) + sum(p.name in kwargs for p in places)
-        various = any(p.kind is p.VAR_POSITIONAL for p in self.parameters.parameters.values())
-        return len(places) - taken <= 1 and not various
+        """Whether Celery would publish this skill as an errback, with arguments that fit."""
+        return fits_errback(self.parameters, errback)
 
     # --- the life of an invocation ------------------------------------------------------------
 
@@ -157,14 +136,16 @@ class SkillTask(Task):
         Raises:
             AuditEmitFailed: the started row is not durable (503).
             Retry: so it is, and the message was published again (``retry_when_refused``).
-            MissingInvocationContext, InvalidInvocationContext, SkillArgumentsError,
-            CanonicalizationError, PoisonedMessageError: the invocation is refused.
+            MissingInvocationContext, InvalidInvocationContext, UnprovenContextError,
+            SkillArgumentsError, CanonicalizationError, PoisonedMessageError: it is refused.
         """
         super().before_start(task_id, args, kwargs)
         request = self.request_stack.top
-        headers = context_headers(request)
+        headers, message = context_headers(request), vars(request)
+        # An eager call is one of this very process, and there is no message that proves anything.
+        keys = KeyRing() if request.is_eager else self._runtime.settings.context_keys
         try:
-            self._start(request, args, kwargs, lambda: InvocationContext.from_headers(headers))
+            self._start(request, args, kwargs, lambda: proven_context(message, headers, keys))
         except AuditEmitFailed as error:
             publish_again(self, request, args, kwargs, error)
             raise
@@ -185,21 +166,35 @@ class SkillTask(Task):
         try:
             return self._perform(state, args, kwargs)
         except BaseException as error:
-            self._close_if_open(state, error, args, kwargs)
-            raise
+            self._close_if_open(state, error)
+            leaving = error_of(self, state, error)
+            if leaving is error:
+                raise
+        raise leaving  # out here, where the other one does not become its context
 
     def on_failure(
         self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any
     ) -> None:
-        """Called by Celery when the task failed: closes what ``__call__`` never saw."""
-        self._close_if_open(child_state(self.request_stack.top), exc, args, kwargs)
+        """Called by Celery when the task failed: closes what ``__call__`` never saw.
+
+        The result backend has the error by now; what Celery passes on from here is masked.
+        """
+        self._close_if_open(child_state(self.request_stack.top), exc)
+        mask_failure(self, einfo, args, kwargs)
         super().on_failure(exc, task_id, args, kwargs, einfo)
+
+    def on_retry(
+        self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        """Called by Celery when the task is to be tried again."""
+        mask_failure(self, einfo, args, kwargs)
+        super().on_retry(exc, task_id, args, kwargs, einfo)
 
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
     ) -> None:
         """Called by Celery last of all: closes what is open even now."""
-        self._close_if_open(child_state(self.request_stack.top), retval, args, kwargs)
+        self._close_if_open(child_state(self.request_stack.top), retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +205,22 @@ class SkillTask(Task):
         """
         headers = dict(kwargs.pop("headers", None) or {})
         context = publishing_context() or InvocationContext.from_headers(headers)
-        return super().apply(*args, headers={**headers, **context.headers()}, **kwargs)
+        with one_task(nested=True):
+            result = super().apply(*args, headers={**headers, **context.headers()}, **kwargs)
+        if is_stand_in(result._result):
+            result._result = result._result.original  # its caller is here, and nobody else
+        return result
+
+    @property
+    def __trace__(self) -> Any:
+        """Celery's tracer of this task, which runs it and returns what the worker tells of it."""
+        return self._tracer
+
+    @__trace__.setter
+    def __trace__(self, tracer: Any) -> None:
+        self._tracer = tracer and discreet(self, tracer)
+
+    _tracer: Any = None
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -227,10 +237,11 @@ class SkillTask(Task):
         self.push_request(args=args, kwargs=kwargs)
         request = self.request_stack.top
         try:
-            state = self._start(request, args, kwargs, lambda: context)
-            return self._perform(state, args, kwargs)
+            with one_task(nested=True):
+                state = self._start(request, args, kwargs, lambda: context)
+                return self._perform(state, args, kwargs)
         except BaseException as error:
-            self._close_if_open(child_state(request), error, args, kwargs)
+            self._close_if_open(child_state(request), error)
             raise
         finally:
             self.pop_request()
@@ -244,22 +255,31 @@ class SkillTask(Task):
         find: Callable[[], InvocationContext],
     ) -> ChildState:
         """From a received message to a durable started row."""
+        runtime = self._runtime
+        if runtime.settings.redact_logs:
+            redaction.install()
         try:
             context = find()
-            args_hash = self.args_hash(args, kwargs)
-            self._refuse_poison(vars(request), context)
-        except tuple(_REFUSALS) as error:
-            self._refuse(request, find, error)
+            args_hash = self.args_hash(args, kwargs, runtime.hash_key(context.tenant_id))
+            refuse_poison(self, vars(request), context)
+        except tuple(REFUSALS) as error:
+            refuse(self, request, find, error)
             raise
         place = context.trace or Trace.current() or Trace.fresh()
         context = context.in_trace(place)
-        runtime = self._runtime
         delivered = not (request.called_directly or request.is_eager)
         worker = runtime.worker_id if delivered else runtime.own_id
         identity = identify(self, vars(request), context, worker)
         invocation = Invocation(identity, runtime.recorder)
-        state = ChildState(invocation, context.published_by(identity.request_id))
+        state = ChildState(
+            invocation,
+            context.published_by(identity.request_id),
+            values_of(args, kwargs),
+            args_shown=shown(args_hash),
+            type_only=type_only(self),
+        )
         vars(request)[CHILD_STATE] = state
+        runs(state)
         try:
             invocation.start(args_hash)
         except AuditEmitFailed:
@@ -267,51 +287,9 @@ class SkillTask(Task):
             raise
         except BaseException as error:
             # A signal may have struck with the row on record, and after SystemExit no hook follows.
-            self._close_if_open(state, error, args, kwargs)
+            self._close_if_open(state, error)
             raise
         return state
-
-    def _refuse_poison(self, message: Mapping[str, Any], context: InvocationContext) -> None:
-        """A message that workers die over is redelivered without end; enough is enough.
-
-        Raises:
-            PoisonedMessageError: ``audit_max_deaths`` workers died over it.
-            AuditEmitFailed: the memory does not tell.
-        """
-        if not redelivered(message):
-            return
-        most = self._runtime.settings.max_deaths
-        name = f"{task_id_of(message)}/{attempt_of(message)}"
-        try:
-            deaths = self._runtime.recorder.deaths(context.tenant_id, name)
-        except AuditMemoryError as error:
-            metrics.emit_failed("start")
-            logger.critical(
-                "the memory does not tell how often %s was fatal, skill %s not dispatched: %s",
-                name,
-                self.name,
-                error,
-                extra={"severity": "sev-1"},
-            )
-            raise AuditEmitFailed("start", str(error)) from error
-        if deaths >= most:
-            raise PoisonedMessageError(
-                f"{deaths} workers died over this message, at most {most} may (audit_max_deaths):"
-                " mend the skill or its arguments, then call it again"
-            )
-
-    def _refuse(
-        self, request: Any, find: Callable[[], InvocationContext], error: Exception
-    ) -> None:
-        """Put on record that the invocation was not allowed to start."""
-        try:
-            context: InvocationContext | None = find()
-        except (MissingInvocationContext, InvalidInvocationContext):
-            context = None
-        refusal = next(word for kind, word in _REFUSALS.items() if isinstance(error, kind))
-        runtime = self._runtime
-        identity = identify(self, vars(request), context, runtime.worker_id)
-        Invocation(identity, runtime.recorder).refuse(refusal, str(error))
 
     def _perform(self, state: ChildState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the body and close the invocation, whatever leaves the body.
@@ -323,14 +301,14 @@ class SkillTask(Task):
             struck = soft_limits.watch()
             result = self._timed_body(state, args, kwargs)
             swallowed = soft_limits.struck != struck
-            self._close_returned(invocation, result, args, kwargs, swallowed=swallowed)
+            self._close_returned(state, result, swallowed=swallowed)
         except BaseException as error:
             enter(state.outside)
-            self._close_if_open(state, error, args, kwargs)
+            self._close_if_open(state, error)
             self._let_nothing_out_if_killed(invocation)
             raise
         self._let_nothing_out_if_killed(invocation)
-        return result
+        return result_of(self, state, result)
 
     def _let_nothing_out_if_killed(self, invocation: Invocation) -> None:
         """A hard time limit is on record: the caller was told so, and nothing else may follow.
@@ -363,44 +341,36 @@ class SkillTask(Task):
             state.invocation.ended()
             enter(state.outside)
 
-    def _close_returned(
-        self,
-        invocation: Invocation,
-        result: Any,
-        args: Any,
-        kwargs: Any,
-        *,
-        swallowed: bool = False,
-    ) -> None:
+    def _close_returned(self, state: ChildState, result: Any, *, swallowed: bool = False) -> None:
         """Close a body that returned.
 
         Raises:
             CanonicalizationError: the result has no canonical form; the row says error (15).
         """
+        invocation: Invocation = state.invocation
         try:
-            result_hash = digest(result)
+            result_hash = digest(result, self._runtime.hash_key(invocation.identity.tenant_id))
         except CanonicalizationError as error:
-            uncanonical = self._ending(error, args, kwargs, Reason.UNCANONICAL_RESULT)
-            invocation.close(uncanonical)
+            invocation.close(self._ending(state, error, Reason.UNCANONICAL_RESULT))
             raise
+        state.result_shown = shown(result_hash)
         reason = Reason.RETURNED_AFTER_SOFT_LIMIT if swallowed else Reason.RETURNED
         invocation.close(Ending(reason=reason, result_hash=result_hash))
 
     def _ending(
-        self, error: BaseException, args: Any, kwargs: Any, reason: Reason | None = None
+        self, state: ChildState, error: BaseException, reason: Reason | None = None
     ) -> Ending:
-        type_only = self._runtime.settings.error_message == "type"
-        # The values alone: parameter names stand in the skill's own code.
-        values = (args, list(kwargs.values()))
-        return ending_of(error, values, type_only=type_only, reason=reason)
+        return ending_of(error, state.values, type_only=state.type_only, reason=reason)
 
-    def _close_if_open(self, state: ChildState | None, left: Any, args: Any, kwargs: Any) -> None:
+    def _close_if_open(self, state: ChildState | None, left: Any) -> None:
         if state is None or not state.invocation.open:
             return
         if isinstance(left, BaseException):
-            state.invocation.close(self._ending(left, args, kwargs))
+            state.invocation.close(self._ending(state, left))
         else:
-            self._close_returned(state.invocation, left, args, kwargs)
+            self._close_returned(state, left)
+
+    # --- the body -----------------------------------------------------------------------------
 
     def _body(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The bare body; an ``async def`` one is run to its end."""

@@ -29,6 +29,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from tasks.spans import MaskedSpans
+
 #: How long the last export of a process may take, in milliseconds.
 FLUSH_MILLIS: Final = 5000
 
@@ -55,7 +57,7 @@ def set_up(environ: Mapping[str, str] = os.environ) -> None:
     resource = Resource.create({"service.instance.id": str(uuid4())})
     if environ.get(_ENDPOINT) or environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
-        tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        tracers.add_span_processor(MaskedSpans(BatchSpanProcessor(OTLPSpanExporter())))
         trace.set_tracer_provider(tracers)
         _providers.append(tracers)
     if environ.get(_ENDPOINT) or environ.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"):

@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 from typing import Any, Final
 
-from celery import bootsteps
+from celery import Task, bootsteps
 
 from audit.errors import (
     AuditMemoryError,
@@ -16,13 +16,17 @@ from audit.errors import (
     SpoolError,
 )
 from audit.keeper import ROLE
+from audit.keys import KeyRing
 from audit.memory import AuditMemory
 from audit.spool import Spool
-from tasks import telemetry
+from tasks import redaction, telemetry
 from tasks.amqp import require_protocol_2
 from tasks.runtime import runtime_of
 
 logger: Final = logging.getLogger("audit")
+
+#: How a worker that has keys receives plain tasks.
+CARRYING: Final = "tasks.request:CarryingRequest"
 
 
 class AuditStep(bootsteps.StartStopStep):
@@ -48,6 +52,10 @@ class AuditStep(bootsteps.StartStopStep):
                 spans=runtime.settings.instrument,
             )
             require_protocol_2(parent.app)
+            if runtime.settings.redact_logs:
+                redaction.install()
+            if runtime.settings.context_keys:
+                _verify_plain_tasks(parent.app)
             runtime.spool.check()
             _check(runtime.memory)
         except MemoryUnavailableError as error:
@@ -62,12 +70,30 @@ class AuditStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         runtime = runtime_of(parent.app)
         runtime.hold_lease(runtime.worker_id)
+        _say_what_is_proven(runtime.settings.context_keys)
         _report_other_spools(runtime.spool)
         _warn_of_limits(parent.pool_cls.__module__)
         _warn_without_keeper(runtime.memory)
 
     def stop(self, parent: Any) -> None:
         """The lease is given back when the process ends, after the pool has."""
+
+
+def _verify_plain_tasks(app: Any) -> None:
+    """What a plain task publishes inherits the context of its message: that must be proven too."""
+    for task in app.tasks.values():
+        if task.Request == Task.Request:
+            task.Request = CARRYING
+
+
+def _say_what_is_proven(keys: KeyRing) -> None:
+    if keys:
+        logger.info("contexts must be proven: %s", keys)
+    else:
+        logger.warning(
+            "contexts are not signed: whoever can write to the broker can call any skill as any"
+            " persona for any tenant (audit_context_keys)"
+        )
 
 
 def _warn_of_limits(pool: str) -> None:

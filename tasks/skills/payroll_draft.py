@@ -1,7 +1,8 @@
 """``cuo.cfo.payroll-draft``: a compensation skill, whose body nobody may find later.
 
-``ignore_result=True`` keeps its result out of the result backend. The audit is not affected: both
-rows are written, with the hashes of arguments and result, because THAT it was called is auditable.
+``body_excluded=True`` keeps its result, and the texts of its errors, in the process that runs the
+body: a caller gets a reference. The audit is not affected: both rows are written, with the hashes
+of arguments and result, because THAT it was called is auditable.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Employee(TypedDict):
 
 
 @skill(
-    "cuo.cfo.payroll-draft", version="1.0.0", ignore_result=True, soft_time_limit=20, time_limit=30
+    "cuo.cfo.payroll-draft", version="1.0.0", body_excluded=True, soft_time_limit=20, time_limit=30
 )
 def payroll_draft(period: str, employees: list[Employee]) -> dict[str, object]:
     """Draft the payments of one period.

@@ -107,6 +107,7 @@ def test_http_statuses() -> None:
     assert statuses == {
         "AuditError": 500,
         "AuditEmitFailed": 503,
+        "BodyExcludedError": 500,
         "CanonicalizationError": 400,
         "SkillArgumentsError": 400,
         "SkillDefinitionError": 500,

@@ -64,7 +64,7 @@ def test_payroll_is_exact_in_cents_and_kept_nowhere() -> None:
         "payments": {"a": 350_000, "b": 0},
         "total_cents": 350_000,
     }
-    assert payroll_draft.ignore_result is True
+    assert payroll_draft.body_excluded is True
 
 
 @pytest.mark.parametrize(("gross", "rate"), [(-1, 0), (1, -1), (1, 10_001)])

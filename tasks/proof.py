@@ -1,0 +1,147 @@
+"""Contexts that are proven: signed where a message is published, verified where one is received.
+
+What is signed is the serialized body, as it goes to the broker, beside the headers that say who
+calls what. It is signed last of all, after every receiver of ``before_task_publish``, and verified
+by the worker's main process before anything of the message is used. Decision 13.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kombu.serialization import dumps
+
+from audit.context import (
+    ON_BEHALF_HEADER,
+    PARENT_HEADER,
+    PERSONA_HEADER,
+    TENANT_HEADER,
+    TRACE_HEADER,
+    InvocationContext,
+    Trace,
+)
+from audit.errors import ExpiredContextError, UnprovenContextError
+from audit.keys import KeyRing
+from audit.settings import AuditSettings
+from audit.signing import SIGNATURE_HEADER, Claim, sign, verify
+
+#: Where the receiving process leaves, over whatever a message claims, what came of verifying it.
+PROOF_HEADER: Final = "audit_proof"
+
+_PROVEN, _UNPROVEN, _EXPIRED = "proven", "unproven", "expired"
+
+
+class SigningProducer:
+    """A kombu producer that signs the messages that carry a context, and no other (events)."""
+
+    def __init__(self, producer: Any, keys: KeyRing) -> None:
+        self._producer = producer
+        self._keys = keys
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(
+        self,
+        body: Any,
+        *args: Any,
+        headers: Any = None,
+        serializer: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Called by Celery with a message that is complete."""
+        if headers is None or "task" not in headers or PERSONA_HEADER not in headers:
+            return self._producer.publish(
+                body, *args, headers=headers, serializer=serializer, **options
+            )
+        kind, encoding, payload = dumps(body, serializer=serializer)
+        claim = _claim(headers, kind, encoding, payload)
+        headers[SIGNATURE_HEADER] = sign(self._keys, claim, time.time())
+        options.update(content_type=kind, content_encoding=encoding)
+        return self._producer.publish(payload, *args, headers=headers, **options)
+
+
+def proof_of(message: Any, headers: Mapping[str, Any], settings: AuditSettings) -> list[str] | None:
+    """What comes of verifying a received message, for :data:`PROOF_HEADER`; ``None`` without keys.
+
+    Args:
+        message: kombu's message.
+        headers: the headers that are used of it.
+        settings: the keys, and how long a proof holds.
+    """
+    keys = settings.context_keys
+    if not keys:
+        return None
+    claim = _claim(headers, message.content_type, message.content_encoding, message.body)
+    header = headers.get(SIGNATURE_HEADER)
+    try:
+        return [_PROVEN, verify(keys, claim, header, time.time(), settings.context_max_age)]
+    except UnprovenContextError as error:
+        word = _EXPIRED if isinstance(error, ExpiredContextError) else _UNPROVEN
+        return [word, str(error)]
+
+
+def is_unproven(message: Mapping[str, Any]) -> bool:
+    """Whether a message was verified, and its context is not proven."""
+    proof = message.get(PROOF_HEADER)
+    return proof is not None and proof[0] != _PROVEN
+
+
+def proven_by(message: Mapping[str, Any]) -> str | None:
+    """The id of the key that proved a message's context."""
+    proof = message.get(PROOF_HEADER)
+    return proof[1] if proof is not None and proof[0] == _PROVEN else None
+
+
+def proven_context(
+    message: Mapping[str, Any], headers: Mapping[str, Any], keys: KeyRing
+) -> InvocationContext:
+    """The context of a delivered message, proven where there are keys.
+
+    Args:
+        message: the fields of the request.
+        headers: its context headers.
+        keys: ``audit_context_keys``.
+
+    Raises:
+        MissingInvocationContext, InvalidInvocationContext: there is none that could be used.
+        UnprovenContextError: it is not proven.
+    """
+    context = InvocationContext.from_headers(headers)
+    if not keys or proven_by(message) is not None:
+        return context
+    word, text = message.get(PROOF_HEADER) or (_UNPROVEN, "the message was never verified")
+    raise (ExpiredContextError if word == _EXPIRED else UnprovenContextError)(text)
+
+
+def message_token(message: Mapping[str, Any]) -> str | None:
+    """What names a proven message, and every verbatim copy of it; no other message has it."""
+    signature = message.get(SIGNATURE_HEADER)
+    return str(signature).rpartition(":")[2] if proven_by(message) is not None else None
+
+
+def _claim(headers: Mapping[str, Any], kind: Any, encoding: Any, body: Any) -> Claim:
+    place = Trace.parse(headers.get(TRACE_HEADER))
+    return Claim(
+        task_id=headers.get("id"),
+        skill_id=headers.get("task"),
+        persona=headers.get(PERSONA_HEADER),
+        tenant_id=headers.get(TENANT_HEADER),
+        trace_id=place.trace_id if place is not None else None,
+        parent_request_id=headers.get(PARENT_HEADER),
+        on_behalf_of=headers.get(ON_BEHALF_HEADER),
+        attempt=headers.get("retries", 0),
+        eta=headers.get("eta"),
+        content_type=kind,
+        content_encoding=encoding,
+        body=_bytes(body, encoding),
+    )
+
+
+def _bytes(body: Any, encoding: Any) -> Any:
+    """The serialized body as it is on the wire; transports hand over bytes, text or a view."""
+    if isinstance(body, str):
+        return body.encode(encoding if encoding in ("utf-8", "us-ascii") else "utf-8")
+    return bytes(body) if isinstance(body, bytearray | memoryview) else body
