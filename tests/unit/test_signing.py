@@ -157,7 +157,8 @@ MAC = GOOD.rpartition(":")[2]
         GOOD.replace(":1796000000:", ":01796000000:"), GOOD.replace(":1796", ":+1796"),
         GOOD.replace(":1796000000:", ":-1:"), GOOD.replace(":1796000000:", ":1796000000.5:"),
         GOOD.replace(":1796000000:", "::"), GOOD.replace(":1796000000:", f":{'9' * 5000}:"),
-        GOOD.replace("1796", "\uff11\uff17\uff19\uff16"), MAC, f"1:2026.a:{MAC}", f"x:{GOOD}", f"{GOOD}:x",
+        GOOD.replace("1796", "\uff11\uff17\uff19\uff16"),
+        MAC, f"1:2026.a:{MAC}", f"x:{GOOD}", f"{GOOD}:x",
         GOOD.encode(), [GOOD], {"audit_signature": GOOD}, 5, True, 0, "\ud800", GOOD.split(":"),
     ],
 )  # fmt: skip
