@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from audit.canonical import MAX_DEPTH, arguments_by_name, canonical_bytes, digest
 from audit.errors import CanonicalizationError, SkillArgumentsError
+from audit.keys import Key
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 RFC = json.loads((VECTORS / "rfc8785.json").read_text())
@@ -156,6 +157,38 @@ def test_decided_hash(vector: dict[str, str]) -> None:
 def test_digest_is_sha256_of_the_form() -> None:
     """``digest`` is the lower-case hex SHA-256 of ``canonical_bytes``; None is ``null``."""
     assert digest(None) == hashlib.sha256(b"null").hexdigest()
+
+
+def test_a_keyed_hash_to_the_letter() -> None:
+    """HMAC-SHA256 of the same bytes (RFC 2104, by its definition), under the key's id."""
+    key = Key(key_id="2026.a", secret=b"k" * 40)
+    inner, outer = (bytes(byte ^ pad for byte in key.secret.ljust(64, b"\0")) for pad in (54, 92))
+    first = hashlib.sha256(inner + b'{"q":"test"}').digest()
+    assert digest({"q": "test"}, key) == f"hmac:2026.a:{hashlib.sha256(outer + first).hexdigest()}"
+    assert digest({"q": "test"}, None) == digest({"q": "test"})
+
+
+@given(plain, plain)
+def test_a_keyed_hash_tells_values_and_keys_apart(one: object, other: object) -> None:
+    """Two values hash alike with a key where they do without one, and never with another secret."""
+    assume(all(formed(value) for value in (one, other)))
+    key, another = Key(key_id="k", secret=b"k" * 32), Key(key_id="k", secret=b"l" * 32)
+    assert (digest(one, key) == digest(other, key)) == (digest(one) == digest(other))
+    assert digest(one, key) != digest(one, another)
+
+
+def formed(value: object) -> bool:
+    try:
+        digest(value)
+    except CanonicalizationError:
+        return False
+    return True
+
+
+def test_a_value_without_a_form_has_no_keyed_hash_either() -> None:
+    """The same error."""
+    with pytest.raises(CanonicalizationError, match=r"at \$\.x"):
+        digest({"x": math.nan}, Key(key_id="k", secret=b"k" * 32))
 
 
 # --- one form on both ends ------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from opentelemetry import trace as otel
 from audit import InvocationContext, acting_as, current_context
 from audit.context import (
     CONTEXT_HEADERS,
+    ON_BEHALF_HEADER,
     PARENT_HEADER,
     PERSONA_HEADER,
     TENANT_HEADER,
@@ -37,6 +38,7 @@ TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN_ID = "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
 SECRET = "s3cr3t"
+JANE = "jane@example.org"
 
 
 # --- persona and tenant ---------------------------------------------------------------------------
@@ -127,6 +129,8 @@ def test_parents_that_are_refused(parent: Any) -> None:
         lambda: InvocationContext(PERSONA, SECRET),
         lambda: InvocationContext(PERSONA, TENANT, SECRET),
         lambda: InvocationContext(PERSONA, TENANT, None, SECRET),
+        lambda: InvocationContext(PERSONA, TENANT, on_behalf_of=f"{SECRET} {SECRET}"),
+        lambda: acting_as(PERSONA, TENANT, f"{SECRET} {SECRET}").__enter__(),
         lambda: InvocationContext([SECRET], TENANT),  # type: ignore[arg-type]
         lambda: InvocationContext.from_headers({PERSONA_HEADER: {SECRET}, TENANT_HEADER: TENANT}),
         lambda: InvocationContext.from_headers({PERSONA_HEADER: SECRET}),
@@ -268,6 +272,8 @@ def test_without_a_current_trace_a_fresh_one_is_made() -> None:
         InvocationContext(PERSONA, TENANT, None, PARENT),
         InvocationContext(PERSONA, TENANT, TRACE_ID, PARENT),
         InvocationContext(PERSONA, TENANT, trace=Trace.parse(TRACEPARENT)),
+        InvocationContext(PERSONA, TENANT, on_behalf_of=JANE),
+        InvocationContext(PERSONA, TENANT, TRACE_ID, PARENT, on_behalf_of=JANE),
     ],
 )
 def test_a_context_goes_through_headers_unchanged(context: InvocationContext) -> None:
@@ -277,6 +283,7 @@ def test_a_context_goes_through_headers_unchanged(context: InvocationContext) ->
     assert headers.keys() <= CONTEXT_HEADERS | {TRACE_HEADER}
     assert (TRACE_HEADER in headers) == (context.trace is not None)
     assert (PARENT_HEADER in headers) == (context.parent_request_id is not None)
+    assert (ON_BEHALF_HEADER in headers) == (context.on_behalf_of is not None)
     assert InvocationContext.from_headers({**headers, "lang": "py", "id": "x"}) == context
 
 
@@ -307,6 +314,9 @@ def test_headers_without_persona_or_tenant(headers: dict[str, Any]) -> None:
         (TENANT_HEADER, {"__type__": "uuid"}),
         (PARENT_HEADER, "parent"),
         (PARENT_HEADER, 5),
+        (ON_BEHALF_HEADER, ""),
+        (ON_BEHALF_HEADER, "Jane Doe"),
+        (ON_BEHALF_HEADER, [JANE]),
     ],
 )
 def test_headers_with_a_malformed_part(header: str, value: object) -> None:
@@ -319,7 +329,7 @@ def test_headers_with_a_malformed_part(header: str, value: object) -> None:
 
 def test_what_an_invocation_publishes_inherits_its_caller() -> None:
     """Persona, tenant and trace stay, the parent is the publishing invocation (decision 16)."""
-    caller = InvocationContext(PERSONA, TENANT, TRACE_ID, PARENT)
+    caller = InvocationContext(PERSONA, TENANT, TRACE_ID, PARENT, on_behalf_of=JANE)
     nested = caller.published_by("01JDVZ3W4MC2QH7K9T5N8XBPDF")
     assert nested.parent_request_id == "01JDVZ3W4MC2QH7K9T5N8XBPDF"
     assert (nested.caller_persona, nested.tenant_id, nested.trace) == (
@@ -328,6 +338,7 @@ def test_what_an_invocation_publishes_inherits_its_caller() -> None:
         caller.trace,
     )
     moved = caller.in_trace(Trace.fresh())
+    assert nested.on_behalf_of == moved.on_behalf_of == JANE
     assert moved.trace_id != TRACE_ID
     assert (moved.caller_persona, moved.tenant_id, moved.parent_request_id) == (
         PERSONA,
@@ -377,6 +388,28 @@ def test_acting_as_inside_an_invocation_keeps_trace_and_parent() -> None:
         assert inner.trace_id == TRACE_ID
         assert inner.parent_request_id == PARENT
         assert inner.caller_persona == "other@1"
+
+
+@pytest.mark.parametrize(
+    "human", ["", " ", "Jane Doe", "-jane", "j" * 201, "jane\n", "é", 5, b"jane", [JANE], True]
+)
+def test_humans_that_are_refused(human: Any) -> None:
+    """A human is spelled as a persona is."""
+    assert InvocationContext(PERSONA, TENANT, on_behalf_of="j" * 200).on_behalf_of == "j" * 200
+    with pytest.raises(InvalidInvocationContext, match="on_behalf_of must be text like"):
+        InvocationContext(PERSONA, TENANT, on_behalf_of=human)
+
+
+def test_acting_as_keeps_the_human_unless_it_names_another() -> None:
+    """Whoever acts for an agent that acts for Jane acts for Jane."""
+    with acting_as(PERSONA, TENANT, on_behalf_of=JANE) as outer:
+        assert outer.on_behalf_of == JANE
+        with acting_as("other@1", UUID(int=7)) as inner:
+            assert inner.on_behalf_of == JANE
+        with acting_as("other@1", UUID(int=7), "joe") as inner:
+            assert inner.on_behalf_of == "joe"
+    with acting_as(PERSONA, TENANT) as alone:
+        assert alone.on_behalf_of is None
 
 
 def test_no_context_can_be_put_in_force() -> None:

@@ -142,7 +142,12 @@ def test_the_row_says_abandoned(world: World, caplog: pytest.LogCaptureFixture) 
     caplog.set_level(logging.DEBUG, logger="audit")
     world.live("w")
     identity = world.begin(
-        "w", attempt=2, redelivered=True, parent_request_id=make_identity().request_id
+        "w",
+        attempt=2,
+        redelivered=True,
+        parent_request_id=make_identity().request_id,
+        on_behalf_of="jane@example.org",
+        context_key="2026.a",
     )
     world.die("w")
     (row,) = world.pass_by(60)

@@ -49,6 +49,7 @@ TS = "2026-11-29T21:45:38.123456Z"
 REQUEST_ID = "01JDVZ3W4MC2QH7K9T5N8XBPDE"
 PARENT_ID = "01JDVZ3W4MC2QH7K9T5N8XBPDF"
 IDENTITY = make_identity(request_id=REQUEST_ID, parent_request_id=PARENT_ID, attempt=2)
+KEYED_HASH = f"hmac:{'Az09._-' + 'k' * 57}:{HASH}"
 
 #: Decision 9's table.
 ENDINGS = {
@@ -121,6 +122,17 @@ def test_the_refused_row_to_the_letter() -> None:
         "reason": "missing_context",
     }
     assert row.meta == {**started(IDENTITY).meta, "reason": "missing_context"}
+
+
+@pytest.mark.parametrize("facts", [{"on_behalf_of": "jane@example.org"}, {"context_key": "2026.a"}])
+def test_meta_holds_the_human_and_the_key_where_there_are_any(facts: dict[str, str]) -> None:
+    """In every row of the invocation, and as absent keys everywhere else."""
+    identity = make_identity(request_id=REQUEST_ID, **facts)
+    plain = make_identity(request_id=REQUEST_ID)
+    for make in (started, completed, refused):
+        row = make(identity, ts=TS)  # type: ignore[operator]
+        assert row.meta == {**make(plain, ts=TS).meta, **facts}  # type: ignore[operator]
+        validate_row(row)
 
 
 def test_both_rows_say_the_same_of_their_invocation() -> None:
@@ -305,6 +317,12 @@ VALID: dict[str, AuditRow] = {
     "panic": completed(IDENTITY, make_ending(Reason.ABANDONED, "x" * 1024), duration_ms=0, ts=TS),
     "refused": refused(IDENTITY, ts=TS),
     "nobody": refused(make_identity(tenant_id=NIL_TENANT, caller_persona=""), ts=TS),
+    "keyed": skill_invoked_started(
+        make_identity(on_behalf_of="j" * 200, context_key="k" * 64), KEYED_HASH, ts=TS
+    ),
+    "keyed result": completed(
+        IDENTITY, Ending(reason=Reason.RETURNED, result_hash=KEYED_HASH), ts=TS
+    ),
     "late": AuditRow(
         kind=LATE, ts=TS, payload=completed(IDENTITY).payload, meta=completed(IDENTITY).meta
     ),
@@ -399,6 +417,8 @@ META = [
     put("worker", to=None),
     put("task_id", to=5),
     put("duration", to="exact"),
+    *(put("on_behalf_of", to=value) for value in ("", None, 5, "x" * 201)),
+    *(put("context_key", to=value) for value in ("", None, 5, "x" * 65, "a:b", "a b", "a\n")),
     put("extra", to=1),
 ]  # fmt: skip
 ENVELOPE = [
@@ -425,6 +445,23 @@ OWN: dict[str, list[Callable[[dict[str, Any]], None]]] = {
         *(
             put("payload", "args_hash", to=v)
             for v in ("", None, HASH.upper(), HASH[1:], f"{HASH}\n")
+        ),
+        *(
+            put("payload", "args_hash", to=v)
+            for v in (
+                f"hmac:{HASH}",
+                f"hmac::{HASH}",
+                f"hmac:a:b:{HASH}",
+                f"hmac:{'k' * 65}:{HASH}",
+                f"hmac:k:{HASH[1:]}",
+                f"hmac:k:{HASH}0",
+                f"hmac:k:{HASH}\n",
+                f"hmac:k:{HASH.upper()}",
+                f"HMAC:k:{HASH}",
+                f"sha256:{HASH}",
+                f" hmac:k:{HASH}",
+                "hmac:k:",
+            )
         ),
         *(put("payload", "caller_persona", to=v) for v in ("", None, "x" * 201)),
         *(put("payload", "version", to=v) for v in ("", None, 1)),

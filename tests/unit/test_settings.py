@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from audit.errors import SettingsError
+from audit.keys import KeyRing
 from audit.settings import AuditSettings
 
 GOOD: list[tuple[str, str, Any, str, Any]] = [
@@ -15,7 +19,14 @@ GOOD: list[tuple[str, str, Any, str, Any]] = [
     ("emit_timeout", "AUDIT_EMIT_TIMEOUT", 3, "0.5", 0.5),
     ("error_message", "AUDIT_ERROR_MESSAGE", "masked", "type", "type"),
     ("instrument", "AUDIT_INSTRUMENT", True, "off", False),
+    ("context_max_age", "AUDIT_CONTEXT_MAX_AGE", 3600, "2678400", 2678400.0),
+    ("redact_logs", "AUDIT_REDACT_LOGS", True, "no", False),
 ]
+KEYS = [
+    {"id": "new", "secret": "s3cret-" * 5, "personas": ["cuo-*"]},
+    {"id": "old", "secret": "s3cret_" * 5},
+]
+KEY_SETTINGS = [("context_keys", "AUDIT_CONTEXT_KEYS"), ("hash_keys", "AUDIT_HASH_KEYS")]
 
 
 def read(
@@ -32,6 +43,45 @@ def test_defaults() -> None:
     assert settings.emit_timeout == 2.0
     assert settings.error_message == "masked"
     assert settings.instrument is True
+    assert not settings.context_keys
+    assert not settings.hash_keys
+    assert settings.context_max_age == 24 * 3600
+    assert settings.redact_logs is True
+
+
+def test_the_docstring_tells_of_every_setting() -> None:
+    """Each attribute is listed, and none that is not there."""
+    listed = re.findall(r"^        (\w+): ", AuditSettings.__doc__ or "", re.MULTILINE)
+    assert sorted(listed) == sorted(part.name for part in fields(AuditSettings))
+
+
+@pytest.mark.parametrize(("name", "variable"), KEY_SETTINGS)
+def test_keys_come_as_a_list_or_as_text(name: str, variable: str) -> None:
+    """A list in the configuration, JSON text in the environment, which wins; never shown."""
+    settings = read({f"audit_{name}": KEYS})
+    ring = getattr(settings, name)
+    assert [key.key_id for key in ring.keys] == ["new", "old"]
+    assert read({}, {variable: json.dumps(KEYS)}) == settings
+    assert getattr(read({f"audit_{name}": KEYS}, {variable: "[]"}), name) == KeyRing()
+    assert getattr(read({f"audit_{name}": KEYS}, {variable: ""}), name) == ring
+    for shown in (repr(settings), repr(ring), str(ring.keys)):
+        assert "s3cret" not in shown
+
+
+@pytest.mark.parametrize(("name", "variable"), KEY_SETTINGS)
+def test_a_bad_key_is_named_by_position_and_field(name: str, variable: str) -> None:
+    """With the setting and its variable, and without a value."""
+    bad = json.dumps([KEYS[0], {**KEYS[1], "tenants": ["s3cret"]}])
+    with pytest.raises(SettingsError) as caught:
+        read({}, {variable: bad})
+    assert str(caught.value).startswith(f"audit_{name} (or {variable}): [1].tenants takes")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [1, "1", 31 * 86400, "1.5"])
+def test_an_age_is_a_second_to_31_days(value: Any) -> None:
+    """In seconds."""
+    assert read({"audit_context_max_age": value}).context_max_age == float(value)
 
 
 @pytest.mark.parametrize(("name", "variable", "conf", "env", "meant"), GOOD)
@@ -78,6 +128,11 @@ BAD: list[tuple[str, Any]] = [
     ),
     *(("error_message", value) for value in ("full", "MASKED", "", True, ["type"], 0)),
     *(("instrument", value) for value in ("maybe", "2", 1, 0, 0.0, [], "")),
+    *(("redact_logs", value) for value in ("maybe", 1, [])),
+    *(
+        ("context_max_age", value)
+        for value in (0, 0.99, 31 * 86400 + 1, "1d", float("nan"), float("inf"), True, [])
+    ),
 ]
 
 
