@@ -25,7 +25,7 @@ from tests.support import TENANT, TRACE_ID
 
 PERSONA = "cuo-cpo@0.4.1"
 PARENT = "01JDX3Q6Z0M3J7T4R8W2V5K9AB"
-MESSAGE = InvocationContext(PERSONA, TENANT, TRACE_ID, PARENT)
+MESSAGE = InvocationContext(PERSONA, TENANT, TRACE_ID, PARENT, on_behalf_of="jane@example.org")
 INHERITED = MESSAGE.published_by("01JDX3Q6Z0M3J7T4R8W2V5K9AC")
 OTHER = InvocationContext("other@1", TENANT)
 
