@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -48,6 +49,11 @@ _BATCH: Final = 27_720
 # What the working cut leaves too little of to be known begins within so many characters of the cut:
 # seven characters, each of them a surrogate pair in JSON that was escaped twice more.
 _MARGIN: Final = 128
+
+# What is usual, some kilobytes of values and a line of text, is left to the machine's own search:
+# of all pieces of the text in all values, as far as that is not more than so many steps.
+_JOINED: Final = 64 * 1_024
+_PRODUCT: Final = 8 * 1_024 * 1_024
 _LAYERS: Final = 3
 
 # Deeper than a canonical form can be; it bounds objects that tell ever new things of themselves.
@@ -71,19 +77,51 @@ _UNPRINTABLE: Final = re.compile(
 )
 
 
-def mask(text: str, values: Iterable[object]) -> str:
-    """The text, or the first :data:`WORKING_LENGTH` of it, with :data:`MASK` for every value.
+class Masker:
+    """Values that no text may show, prepared once for any number of texts.
 
-    A mapping given as ``values`` (arguments by name) stands for its values: names are no secrets.
+    Args:
+        values: they, and all that is inside them. A mapping (arguments by name) stands for its
+            values: names are no secrets.
+        beside: others that no text may show either.
     """
-    whole = str.__str__(text)
-    seen = whole[:WORKING_LENGTH]
-    kept = seen if seen == whole else seen[:-_MARGIN]
-    return _covered(kept, _hidden(seen, _given(values)))
+
+    def __init__(self, values: Iterable[object], beside: Masker | None = None) -> None:
+        self._values = values
+        self._beside = beside
+
+    def mask(self, text: str) -> str:
+        """The text, or the first :data:`WORKING_LENGTH` of it, :data:`MASK` for every value."""
+        whole = str.__str__(text)
+        seen = whole[:WORKING_LENGTH]
+        kept = seen if seen == whole else seen[:-_MARGIN]
+        return _covered(kept, _hidden(seen, self))
+
+    @cached_property
+    def forms(self) -> list[str]:
+        """Every form, worth masking, in which the values may be printed."""
+        beside = self._beside.forms if self._beside is not None else []
+        return [*_forms(_given(self._values)), *beside]
+
+    @cached_property
+    def short(self) -> frozenset[str]:
+        """The forms that are masked as a whole only."""
+        return frozenset(form for form in self.forms if len(form) < PIECE)
+
+    @cached_property
+    def long(self) -> str | None:
+        """The other forms in one text, to be searched by the machine; ``None`` if it got large."""
+        long = [form for form in self.forms if len(form) >= PIECE]
+        return "\x00".join(long) if sum(map(len, long)) <= _JOINED else None
+
+
+def mask(text: str, values: Iterable[object] | Masker) -> str:
+    """As :meth:`Masker.mask`, for values that are needed once."""
+    return (values if isinstance(values, Masker) else Masker(values)).mask(text)
 
 
 def error_message(
-    error: BaseException, values: Iterable[object], *, type_only: bool = False
+    error: BaseException, values: Iterable[object] | Masker, *, type_only: bool = False
 ) -> str:
     """``TypeName: text`` of an error, masked and printable; ``TypeName`` where there is no text.
 
@@ -97,7 +135,9 @@ def error_message(
     return _UNPRINTABLE.sub(_escaped, message)[:MAX_LENGTH]
 
 
-def error_text(error: BaseException, values: Iterable[object], *, type_only: bool = False) -> str:
+def error_text(
+    error: BaseException, values: Iterable[object] | Masker, *, type_only: bool = False
+) -> str:
     """The masked text of an error, as :func:`error_message` has it before it is made one line."""
     if type_only:
         return ""
@@ -164,20 +204,32 @@ def _meaning(match: re.Match[str]) -> str:
 # each step through a value costs a look into a set, however large or repetitive the value is.
 
 
-def _hidden(text: str, values: Iterable[object]) -> bytearray:
+def _hidden(text: str, values: Masker) -> bytearray:
     """For every character of the text, 1 where a value shows."""
     views = list(_views(text))
-    search = _Search(views)
-    for form in _forms(values):
-        search.look_into(form)
+    found = _found(views, values)
     hidden = bytearray(len(text))
     for view in views:
-        for length in {len(window) for window in search.found}:
+        for length in {len(window) for window in found}:
             for at, window in enumerate(_windows(view, length)):
-                if window in search.found:
+                if window in found:
                     start, end = view.starts[at], view.starts[at + length]
                     hidden[start:end] = b"\x01" * (end - start)
     return hidden
+
+
+def _found(views: Sequence[_View], values: Masker) -> set[str]:
+    """The windows of a text that values show."""
+    long = values.long
+    if long is None or len(long) * sum(len(view.text) for view in views) > _PRODUCT:
+        search = _Search(views)
+        for form in values.forms:
+            search.look_into(form)
+        return search.found
+    found = {form for form in values.short if any(form in view.text for view in views)}
+    if long:
+        found |= {piece for view in views for piece in _windows(view, PIECE) if piece in long}
+    return found
 
 
 def _windows(view: _View, length: int) -> Iterator[str]:

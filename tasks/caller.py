@@ -25,6 +25,7 @@ from audit.context import (
     find_context,
 )
 from audit.errors import InvocationError
+from audit.masking import Masker
 from tasks.proof import proven_context
 from tasks.runtime import runtime_of
 
@@ -65,7 +66,7 @@ class ChildState:
         "values",
     )
 
-    values: tuple[object, ...]
+    values: Masker
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class ChildState:
         self.invocation = invocation
         self.inherited = inherited
         self.outside = find_context()
-        self.values = (*values, *(outer.values if outer is not None else ()))
+        self.values = Masker(values, outer.values if outer is not None else None)
         self.type_only = type_only
         self.args_shown = args_shown
         self.result_shown: str | None = None

@@ -20,7 +20,7 @@ from celery.exceptions import (
 )
 from celery.worker import state
 
-from audit.masking import error_message
+from audit.masking import Masker, error_message
 from audit.row import Ending, Reason
 
 #: The first match decides, so the special ones stand before the general ones.
@@ -37,7 +37,7 @@ REASONS: Final[tuple[tuple[type[BaseException], Reason], ...]] = (
 
 def ending_of(
     error: BaseException,
-    values: Iterable[object],
+    values: Iterable[object] | Masker,
     *,
     type_only: bool = False,
     reason: Reason | None = None,

@@ -7,11 +7,13 @@ exists. Celery's built-in tasks and an application's plain tasks stay plain: onl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any, Final, TypeVar
 
 from celery import Celery
+from celery.app import utils
 from kombu.utils.imports import symbol_by_name
 
 from audit.errors import SkillDefinitionError
@@ -23,6 +25,8 @@ from tasks.task import SkillTask
 from tasks.worker import AuditStep
 
 AMQP: Final = f"{SkillAMQP.__module__}:{SkillAMQP.__name__}"
+
+_URL_SETTING: Final = "audit_memory_url"
 
 App = TypeVar("App", bound=Celery)
 
@@ -68,6 +72,10 @@ def _is_host(app: Celery) -> bool:
 
 def _wire(app: Celery) -> None:
     runtime_of(app)
+    # The memory's URL has a password in it, and `inspect conf` and `celery report` show settings.
+    if not utils.HIDDEN_SETTINGS.search(_URL_SETTING):
+        hidden = f"{utils.HIDDEN_SETTINGS.pattern}|{_URL_SETTING}"
+        utils.HIDDEN_SETTINGS = re.compile(hidden, utils.HIDDEN_SETTINGS.flags)
     app.steps["worker"].add(AuditStep)
 
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery._state import get_current_task
+from celery.app.trace import LOG_SUCCESS
 from celery.exceptions import NotRegistered
 from celery.worker.consumer.consumer import (
     INVALID_TASK_ERROR,
@@ -35,7 +36,6 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from audit.errors import AuditError
-from audit.masking import mask
 from tasks.caller import ChildState, is_skill, running
 from tasks.reprs import WITHHELD, is_shown
 from tasks.standin import is_stand_in, stand_in, unwrapped
@@ -113,21 +113,24 @@ def _redact(record: logging.LogRecord) -> None:
         _withhold_internal_error(record)
     if record.name.startswith(_OF_ANOTHER if state is not None else _OF_WHICHEVER):
         _withhold_texts(record)
-    if state is not None and record.name != _OWN:
+    if state is not None and record.name != _OWN and record.msg != LOG_SUCCESS:
         _mask(record, state)
 
 
 def _mask(record: logging.LogRecord, state: ChildState) -> None:
-    """Take the running invocation's values out of a record."""
+    """Take the running invocation's values out of a record.
+
+    Not out of the one that every success writes: nothing is left in it but hashes.
+    """
     values, message = state.values, record.getMessage()
-    masked = mask(message, values)
+    masked = values.mask(message)
     if masked != message:
         record.msg, record.args = masked, None
     error = record.exc_info[1] if record.exc_info else None
     if record.exc_info and error is not None and not is_stand_in(unwrapped(error)):
         if not state.type_only:
             told = "".join(traceback.format_exception(*record.exc_info))
-            record.exc_text = mask(told, values).rstrip("\n")
+            record.exc_text = values.mask(told).rstrip("\n")
         _replace_error(record, stand_in(unwrapped(error), values, type_only=state.type_only))
 
 
@@ -142,7 +145,7 @@ def _show_hashes(context: Mapping[str, Any], state: ChildState | None) -> None:
         context["return_value"] = (state and state.result_shown) or WITHHELD
     for name in ("exc", "traceback"):
         if state and isinstance(context.get(name), str):
-            context[name] = mask(context[name], state.values)
+            context[name] = state.values.mask(context[name])
 
 
 def _withhold_texts(record: logging.LogRecord) -> None:

@@ -14,7 +14,6 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Event, ReadableSpan, Span, SpanProcessor
 from opentelemetry.trace.status import Status
 
-from audit.masking import mask
 from tasks.caller import ChildState, running
 
 
@@ -49,9 +48,9 @@ class MaskedSpans(SpanProcessor):
 def _masked(span: ReadableSpan, state: ChildState) -> ReadableSpan:
     status = span.status
     if status.description:
-        status = Status(status.status_code, mask(status.description, state.values))
+        status = Status(status.status_code, state.values.mask(status.description))
     return ReadableSpan(
-        name=mask(span.name, state.values),
+        name=state.values.mask(span.name),
         context=span.get_span_context(),
         parent=span.parent,
         resource=span.resource,
@@ -76,5 +75,5 @@ def _without(value: Any, state: ChildState) -> Any:
     if isinstance(value, tuple | list):
         return [_without(part, state) for part in value]
     text = str(value)
-    masked = mask(text, state.values)
+    masked = state.values.mask(text)
     return value if masked == text else masked

@@ -16,7 +16,7 @@ from typing import Any
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery.exceptions import Reject, Retry, TaskPredicate
 
-from audit.masking import error_text, mask
+from audit.masking import Masker, error_text
 
 
 class StandIn(Exception):
@@ -45,7 +45,7 @@ class StandIn(Exception):
 
 
 def stand_in(
-    error: BaseException, values: Iterable[object], *, type_only: bool = False
+    error: BaseException, values: Iterable[object] | Masker, *, type_only: bool = False
 ) -> BaseException:
     """The stand-in of ``error``; one that is a stand-in already stays.
 
@@ -72,12 +72,14 @@ def unwrapped(error: Any) -> Any:
     return error.exc if isinstance(error, ExceptionWithTraceback) else error
 
 
-def mask_info(info: ExceptionInfo, values: Iterable[object], *, type_only: bool = False) -> None:
+def mask_info(
+    info: ExceptionInfo, values: Iterable[object] | Masker, *, type_only: bool = False
+) -> None:
     """Mask what Celery passes on of a failure, in place."""
     error = unwrapped(info.exception)
     if is_stand_in(error):
         return
-    values = list(values)
+    values = values if isinstance(values, Masker) else Masker(list(values))
     if isinstance(error, TaskPredicate):  # Celery tells them apart by their class
         mask_error(error, values, type_only=type_only)
         info.exception = error
@@ -87,12 +89,14 @@ def mask_info(info: ExceptionInfo, values: Iterable[object], *, type_only: bool 
         frames = "".join(traceback.format_tb(info.tb)) if info.tb is not None else ""
         info.traceback = f"{frames}{type(info.exception).__qualname__}"
     else:
-        info.traceback = mask(info.traceback or "", values)
+        info.traceback = values.mask(info.traceback or "")
 
 
-def mask_error(error: BaseException, values: Iterable[object], *, type_only: bool = False) -> None:
+def mask_error(
+    error: BaseException, values: Iterable[object] | Masker, *, type_only: bool = False
+) -> None:
     """Mask in place an error that must stay what it is: Celery's own, or what ends a process."""
-    values = list(values)
+    values = values if isinstance(values, Masker) else Masker(list(values))
 
     def told(part: Any) -> Any:
         if part is None or isinstance(part, bool):
@@ -100,7 +104,7 @@ def mask_error(error: BaseException, values: Iterable[object], *, type_only: boo
         if isinstance(part, BaseException):
             return stand_in(part, values, type_only=type_only)
         text = part if isinstance(part, str) else repr(part)
-        masked = "" if type_only else mask(text, values)
+        masked = "" if type_only else values.mask(text)
         return part if masked == text else masked
 
     if isinstance(error, Retry):
