@@ -72,11 +72,12 @@ class New(BaseHandler):
     def get(self):
         self.write("!")
 handlers.insert(0, ("/api/new", New))
+handlers.insert(0, ("/healthcheck", type("Wider", (New,), {"post": New.get})))
 """
 
 
 def test_what_a_later_flower_adds_is_shut(stack: Stack, tmp_path: Path) -> None:
-    """An address that nobody has looked at is refused; all of it holds under a prefix too."""
+    """A new address is refused, and so is a new way to write to a known one; under a prefix too."""
     conf = tmp_path / "conf" / "own.py"
     conf.parent.mkdir()
     future = "from __future__ import annotations\n"
@@ -87,6 +88,8 @@ def test_what_a_later_flower_adds_is_shut(stack: Stack, tmp_path: Path) -> None:
         for path in ("/seen/api/new", "/seen/api/task/result/some-id"):
             assert flower.ask(path, login=None).status == 401
             assert flower.ask(path).status == 403
+        assert flower.ask("/seen/healthcheck").text == "!"
+        assert flower.ask("/seen/healthcheck", "POST").status == 405
         assert flower.ask("/seen/api/tasks", login=None).status == 401
         assert flower.ask("/seen/api/tasks").status == 200
     finally:
