@@ -10,7 +10,7 @@ RUN pip install --require-hashes -r requirements/build.lock \
     && python -m venv /opt/skill-host \
     && /opt/skill-host/bin/pip install --require-hashes -r requirements/runtime.lock
 
-COPY pyproject.toml README.md celeryconfig.py ./
+COPY pyproject.toml README.md celeryconfig.py flowerconfig.py ./
 COPY audit audit
 COPY tasks tasks
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /dist . \
@@ -27,4 +27,6 @@ COPY --from=build /opt/skill-host /opt/skill-host
 
 USER 10001
 WORKDIR /srv
+# Flower looks for it in the working directory.
+COPY flowerconfig.py ./
 CMD ["celery", "-A", "tasks", "worker", "--loglevel=INFO"]

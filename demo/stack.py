@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from audit import open_memory
 from audit.embedded import EmbeddedServer
-from demo.processes import Child, Janitor
+from demo.processes import ROOT, Child, Janitor
 from demo.skills import app
 from demo.waiting import DemoError, wait_until
 
@@ -163,7 +163,7 @@ def _programs(directory: Path, password: str) -> Iterator[tuple[str, list[str], 
     # The password goes through the environment, because a command line shows in `ps`.
     yield (
         "Flower",
-        ["flower", "--address=127.0.0.1", "--port=0", "--read_only=True"],
+        ["flower", f"--conf={ROOT / 'flowerconfig.py'}", "--port=0"],
         {**base, "FLOWER_BASIC_AUTH": f"{FLOWER_USER}:{password}"},
     )
 

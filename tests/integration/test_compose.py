@@ -161,9 +161,11 @@ def test_the_broker_is_a_server_of_its_own(model: dict[str, Any]) -> None:
 
 
 def test_flower_asks_for_a_password_and_changes_nothing(services: dict[str, Any]) -> None:
-    """Flower is read-only behind basic auth; the switch that would open its API stays unset."""
+    """Flower runs under the shipped configuration, by its full name, with a password given."""
     flower = services["flower"]
-    assert "--read_only=True" in flower["command"]
+    assert "--conf=/srv/flowerconfig.py" in flower["command"]
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(r"^WORKDIR /srv\n#.*\nCOPY flowerconfig.py ./$", dockerfile, re.MULTILINE)
     assert flower["environment"]["FLOWER_BASIC_AUTH"] == "auditor:flowersecret"
     assert "FLOWER_UNAUTHENTICATED_API" not in flower["environment"]
     assert not any("secret" in word for word in flower["command"])

@@ -1,7 +1,7 @@
 """The import rules of ARCHITECTURE: who may import whom, held by reading the source.
 
 1. Imports run strictly downward through ``LAYERS``. Sideways is upward too, except inside one
-   family (``audit.ledger.*``, and the host, ``tasks.*`` with ``celeryconfig``).
+   family (``audit.ledger.*``, and the host, ``tasks.*`` with its two configurations).
 2. No circles, not inside a family either.
 3. ``audit`` never imports Celery or the host built on it.
 4. Nothing is imported inside a function, but in the place of ``LATE_IMPORTS``.
@@ -44,11 +44,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.cli_keeper", "audit.cli_compare"),
     ("audit.cli",),
     ("audit",),
-    ("celeryconfig", "tasks.*"),
+    ("celeryconfig", "flowerconfig", "tasks.*"),
 )
 LIGHT = {"audit.errors", "audit.row", "audit.context", "audit.memory", "audit.memory.base"}
 LATE_IMPORTS = {("audit.memory", "open_memory")}
-NEVER_IN_AUDIT = ("celery", "tasks", "celeryconfig")
+NEVER_IN_AUDIT = ("celery", "flower", "tasks", "celeryconfig", "flowerconfig")
 VERIFIER, SEALER = "audit.ledger.verifier", "audit.ledger.sealer"
 
 
@@ -69,11 +69,12 @@ class Module:
 
 
 def read_tree(root: Path) -> dict[str, Module]:
-    """Every module of ``audit``, ``tasks`` and ``celeryconfig`` under ``root``, by dotted name."""
+    """Every module of ``audit`` and ``tasks``, and the configurations, by dotted name."""
     files = [
         *root.glob("audit/**/*.py"),
         *root.glob("tasks/**/*.py"),
         *root.glob("celeryconfig.py"),
+        *root.glob("flowerconfig.py"),
     ]
     modules = {}
     for path in sorted(files):
@@ -239,7 +240,7 @@ def sealer_in_verifier(graph: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 def test_the_source_keeps_the_import_rules() -> None:
     """Every module of the project keeps every rule in the docstring above."""
     modules = read_tree(ROOT)
-    assert {"audit", "audit.errors", "tasks", "celeryconfig"} <= modules.keys()
+    assert {"audit", "audit.errors", "tasks", "celeryconfig", "flowerconfig"} <= modules.keys()
     assert check(ROOT) == []
 
 

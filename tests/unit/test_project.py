@@ -94,10 +94,10 @@ def test_celery_finds_the_audit_command(project: dict[str, Any]) -> None:
 
 
 def test_the_wheel_holds_the_packages_with_their_data(tmp_path: Path) -> None:
-    """The wheel holds audit, tasks and celeryconfig with their scripts and schemas; no tests."""
+    """The wheel holds audit and tasks, with scripts and schemas, both configurations; no tests."""
     for name in ("audit", "tasks"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("celeryconfig.py", "pyproject.toml", "README.md"):
+    for name in ("celeryconfig.py", "flowerconfig.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     for extra in (
         "audit/probe.lua",
@@ -117,7 +117,7 @@ def test_the_wheel_holds_the_packages_with_their_data(tmp_path: Path) -> None:
         for path in tmp_path.glob(f"{package}/**/*")
         if path.is_file()
     }
-    assert inside == source | {"celeryconfig.py"}
+    assert inside == source | {"celeryconfig.py", "flowerconfig.py"}
 
 
 def test_the_makefile_has_its_targets() -> None:
