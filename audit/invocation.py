@@ -21,6 +21,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
@@ -35,6 +36,7 @@ from audit.errors import (
     MemoryUnavailableError,
     SpoolError,
 )
+from audit.memory.base import Once, Stored, as_replay
 from audit.recorder import Kept, Recorder
 from audit.row import (
     AuditRow,
@@ -95,7 +97,7 @@ class Invocation:
     """One run of a skill's body.
 
     Args:
-        identity: who, what, for whom.
+        identity: who, what, for whom; ``redelivered`` becomes true when the memory tells so.
         recorder: where its rows go.
         clock: monotonic seconds.
         now: the wall clock, for the rows' ``ts`` only.
@@ -134,16 +136,28 @@ class Invocation:
         """
         return self._pid == os.getpid() and self.state in (State.STARTED, State.RUNNING)
 
-    def start(self, args_hash: str) -> None:
-        """Make the started row durable.
+    def start(
+        self, args_hash: str, *, once_token: str | None = None, once_seconds: int = 0
+    ) -> None:
+        """Make the started row durable; ``redelivered`` where its message was started before.
+
+        Args:
+            args_hash: hash of the arguments.
+            once_token: names the message (:class:`audit.memory.base.Once`); ``None``: only the
+                broker tells whether it is a redelivery.
+            once_seconds: how long the memory remembers the token; 1 or more where there is one.
 
         Raises:
             AuditEmitFailed: the memory did not take it; the body must not run.
+            ValueError: token or seconds are unusable; nothing was emitted.
         """
         self._require(State.STARTED)
         row = skill_invoked_started(self.identity, args_hash, ts=timestamp(self._now()))
+        once = None
+        if once_token is not None:
+            once = Once(token=once_token, seconds=once_seconds, again=as_replay(row))
         try:
-            self._put(row, "start", self._start)
+            self._put(row, "start", lambda row: self._start(row, once))
         except AuditMemoryError as error:
             self._never_start(error)
             self._report_start(error)
@@ -235,8 +249,9 @@ class Invocation:
             return 0
         return round((ended - began) * 1000)
 
-    def _start(self, row: AuditRow) -> State:
-        self._recorder.start(row)
+    def _start(self, row: AuditRow, once: Once | None) -> State:
+        if self._recorder.start(row, once) is Stored.REPLAYED:
+            self.identity = replace(self.identity, redelivered=True)
         return State.STARTED
 
     def _refuse(self, row: AuditRow) -> State:

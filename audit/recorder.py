@@ -19,7 +19,7 @@ from typing import Final
 
 from audit.breaker import Breaker
 from audit.errors import AuditMemoryError, MemoryUnavailableError, RowRefusedError, SpoolError
-from audit.memory.base import AuditMemory, Stored
+from audit.memory.base import AuditMemory, Once, Stored
 from audit.row import AuditRow
 from audit.spool import Spool
 
@@ -63,8 +63,8 @@ class Recorder:
     def has_spool(self) -> bool:
         return self._spool is not None
 
-    def start(self, row: AuditRow) -> None:
-        """Make a started (or refused) row durable in the memory.
+    def start(self, row: AuditRow, once: Once | None = None) -> Stored:
+        """Make a started (or refused) row durable in the memory, or what ``once`` has for it.
 
         Raises:
             AuditMemoryError: it is not; the text says why.
@@ -74,7 +74,7 @@ class Recorder:
                 "this host's spool is full: nothing starts until the memory has taken what waits"
             )
         self._ask_breaker()
-        self._emit(row)
+        return self._emit(row, once)
 
     def deaths(self, tenant_id: str, message: str) -> int:
         """How often a worker died over ``message``.
@@ -156,9 +156,9 @@ class Recorder:
                 self._unkept.appendleft(row)
                 raise
 
-    def _emit(self, row: AuditRow) -> Stored:
+    def _emit(self, row: AuditRow, once: Once | None = None) -> Stored:
         try:
-            stored = self.memory.emit(row)
+            stored = self.memory.emit(row, once)
         except RowRefusedError:
             self._breaker.succeeded()
             raise

@@ -21,9 +21,11 @@ from audit.memory.base import (
     DEATHS,
     SETTLING,
     AuditMemory,
+    Once,
     RowFilter,
     RowRefusal,
     Stored,
+    as_replay,
     message_of,
 )
 from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow
@@ -68,13 +70,14 @@ class _Requests:
     refused: AuditRow | None = None
     late: list[AuditRow] = field(default_factory=list)
     barred: bool = False
+    replayed: bool = False
 
 
 class InMemory(AuditMemory):
     """A memory in this process.
 
     Args:
-        clock: seconds, for leases.
+        clock: seconds, for leases and tokens.
 
     Attributes:
         down: while true, every call fails and stores nothing.
@@ -93,6 +96,7 @@ class InMemory(AuditMemory):
         self._born: dict[str, float] = {}
         self._deaths: dict[tuple[str, str], int] = {}
         self._leaders: dict[str, tuple[str, float]] = {}
+        self._tokens: dict[tuple[str, str], float] = {}
 
     @property
     def name(self) -> str:
@@ -106,13 +110,13 @@ class InMemory(AuditMemory):
 
     # --- rows ---------------------------------------------------------------------------------
 
-    def emit(self, row: AuditRow) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
         fault = self.faults.popleft() if self.faults else None
         self._answer()
         if fault is Fault.NOT_STORED:
             raise MemoryUnavailableError("a fault: failed, not stored", maybe_stored=True)
         with self._one_step:
-            stored = self._store(row)
+            stored = self._store(row, once)
         if fault is Fault.STORED:
             raise MemoryUnavailableError("a fault: failed, but stored", maybe_stored=True)
         return stored
@@ -192,28 +196,43 @@ class InMemory(AuditMemory):
         if self.down:
             raise MemoryUnavailableError("the memory is down")
 
-    def _store(self, row: AuditRow) -> Stored:
+    def _store(self, row: AuditRow, once: Once | None) -> Stored:
+        if once is not None:
+            once.insist_on(row)
         if not {"tenant_id", "request_id"} <= row.payload.keys():
             raise RowRefusedError(RowRefusal.NO_INVOCATION.value, "")
         request = self._requests.setdefault((row.tenant_id, row.request_id), _Requests())
         if row.kind == STARTED:
-            return self._start(request, row)
+            return self._start(request, row, once)
         if row.kind == REFUSED:
             return self._refuse(request, row)
         if row.kind != COMPLETED:
             raise RowRefusedError(RowRefusal.NO_INVOCATION.value, row.request_id)
         return self._complete(request, row)
 
-    def _start(self, request: _Requests, row: AuditRow) -> Stored:
+    def _start(self, request: _Requests, row: AuditRow, once: Once | None) -> Stored:
         if request.barred:
             raise RowRefusedError(RowRefusal.TOMBSTONE.value, row.request_id)
         if request.refused is not None:
             raise RowRefusedError(RowRefusal.WAS_REFUSED.value, row.request_id)
         if request.started is None:
-            request.started = self._append(row)
-            self._born[row.request_id] = self._clock()
-            return Stored.NEW
+            return self._begin(request, row, once)
+        if once is not None and once.again == request.started:
+            return Stored.REPEATED if row == once.again else Stored.REPLAYED
         return self._repeated(request.started, row, RowRefusal.SECOND_STARTED_ROW)
+
+    def _begin(self, request: _Requests, row: AuditRow, once: Once | None) -> Stored:
+        if once is not None and self._seen_before(row.tenant_id, once):
+            row, request.replayed = once.again, True
+        request.started = self._append(row)
+        self._born[row.request_id] = self._clock()
+        return Stored.REPLAYED if request.replayed else Stored.NEW
+
+    def _seen_before(self, tenant_id: str, once: Once) -> bool:
+        now, key = self._clock(), (tenant_id, once.token)
+        until = self._tokens.get(key, now)
+        self._tokens[key] = max(until, now + once.seconds)
+        return until > now
 
     def _refuse(self, request: _Requests, row: AuditRow) -> Stored:
         if request.started is not None or request.barred:
@@ -225,6 +244,7 @@ class InMemory(AuditMemory):
 
     def _complete(self, request: _Requests, row: AuditRow) -> Stored:
         settling = row.meta.get("reason") in SETTLING
+        row = as_replay(row) if request.replayed else row
         if request.refused is not None:
             if settling:
                 return Stored.SETTLED

@@ -27,7 +27,7 @@ from typing import Any
 from audit.errors import RowError
 from audit.invocation import Invocation, State
 from audit.keeper import Keeper
-from audit.memory.base import Stored
+from audit.memory.base import Once, Stored
 from audit.recorder import Recorder
 from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow, Ending, Identity, Reason
 from audit.spool import QUARANTINE, Spool
@@ -171,10 +171,13 @@ class MortalPath(type(Path())):  # type: ignore[misc]
         super().unlink(missing_ok)
 
 
+Sent = tuple[AuditRow, Once | None]
+
+
 class Line:
     """One process's way to the memory; ``late`` takes what may arrive later."""
 
-    def __init__(self, memory: InMemory, process: Process, late: list[AuditRow]) -> None:
+    def __init__(self, memory: InMemory, process: Process, late: list[Sent]) -> None:
         self._memory = memory
         self._process = process
         self._late = late
@@ -183,17 +186,17 @@ class Line:
         self._process.go_on()
         return getattr(self._memory, name)
 
-    def emit(self, row: AuditRow) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
         process = self._process
         process.at(Point.EMIT)
         trouble = process.troubles.popleft() if process.troubles else Trouble.NONE
         if trouble is Trouble.DELAYED and not self._memory.down:
-            self._late.append(row)
+            self._late.append((row, once))
         was_down = self._memory.down
         self._memory.down = was_down or trouble is Trouble.NO_CONNECTION
         self._memory.faults.append(_FAULTS.get(trouble))
         try:
-            return self._memory.emit(row)
+            return self._memory.emit(row, once)
         finally:
             self._memory.down = was_down
             process.at(Point.REPLY)
@@ -289,6 +292,7 @@ class Laws:
             kinds[row.request_id][row.kind].append(row)
             if row.kind in (COMPLETED, LATE) and not kinds[row.request_id][STARTED]:
                 raise Violation(f"COMPLETED WITHOUT STARTED: {row}")
+        self._replays([row for found in kinds.values() for row in found[STARTED]])
         for request_id, found in kinds.items():
             self._once(request_id, found)
         waiting = spooled(folders)
@@ -302,11 +306,22 @@ class Laws:
         for kind in (STARTED, COMPLETED, REFUSED):
             if len(found[kind]) > 1:
                 raise Violation(f"TWICE: {found[kind]}")
+        if len({row.meta["redelivered"] for row in (*found[STARTED], *found[COMPLETED])}) > 1:
+            raise Violation(f"PAIR DISAGREES: {found}")
         if found[REFUSED] and found[STARTED]:
             raise Violation(f"REFUSED AND STARTED: {found}")
         for row in found[COMPLETED]:
             if self._stood.setdefault(request_id, row.to_bytes()) != row.to_bytes():
                 raise Violation(f"REPLACED: {row} stands where another stood")
+
+    @staticmethod
+    def _replays(started: list[AuditRow]) -> None:
+        """Of the invocations of one message, the first that started is unmarked, no other is."""
+        seen: set[str] = set()
+        for row in sorted(started, key=lambda row: int(str(row.position).partition("-")[0])):
+            if row.meta["redelivered"] is not (row.meta["task_id"] in seen):
+                raise Violation(f"REPLAY: {row}")
+            seen.add(row.meta["task_id"])
 
     @staticmethod
     def _before_the_effect(run: Run, found: dict[str, list[AuditRow]]) -> None:

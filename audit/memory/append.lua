@@ -3,8 +3,10 @@
 --
 -- KEYS  1 stream of the tenant's rows      2 hash request_id -> state      3 sorted set of the open
 --       4 hash message -> deaths
+--       5 the token of the message; only with a started row that asks whether it is a replay
 -- ARGV  1 started | completed | settled | refused      2 request_id      3 the row's bytes
 --       4 the message whose worker died, or nothing
+--       5 the row's bytes as a replay       6 seconds to remember the token (both only with key 5)
 --
 -- A completion is "completed" when the process that ran the body reports it, and "settled" when
 -- another one reports what it saw from outside: that one closes what is open, bars what never
@@ -15,6 +17,9 @@
 --   c START END LATE*   completed; LATE are completions that lost
 --   t                   barred before any started row came: a tombstone
 --   r ROW               refused
+-- Behind o and c stands an "m" where the started row is marked as a replay: what completes the
+-- invocation is then marked likewise, whoever reports it.
+--
 -- Returns {what became of the row, its position}.
 
 local rows, requests, open = KEYS[1], KEYS[2], KEYS[3]
@@ -24,13 +29,13 @@ local state = redis.call('HGET', requests, request_id)
 
 -- The two steps of nearly every invocation come first, before closures are made that only the rare
 -- ones need.
-if not state and action == 'started' then
+if not state and action == 'started' and not KEYS[5] then
   local position = redis.call('XADD', rows, '*', 'row', row)
   redis.call('HSET', requests, request_id, 'o ' .. position)
   redis.call('ZADD', open, string.match(position, '^%d+'), request_id)
   return {'new', position}
 end
-if state and action == 'completed' and string.sub(state, 1, 1) == 'o' then
+if state and action == 'completed' and string.sub(state, 1, 2) == 'o ' then
   local position = redis.call('XADD', rows, '*', 'row', row)
   redis.call('HSET', requests, request_id, 'c' .. string.sub(state, 2) .. ' ' .. position)
   redis.call('ZREM', open, request_id)
@@ -40,7 +45,7 @@ end
 local letter = state and string.sub(state, 1, 1)
 local positions = {}
 if state then
-  for position in string.gmatch(string.sub(state, 2), '%S+') do
+  for position in string.gmatch(string.match(state, ' .*') or '', '%S+') do
     positions[#positions + 1] = position
   end
 end
@@ -63,21 +68,44 @@ local function as_late(bytes)
   return string.sub(bytes, 1, first - 1) .. '"kind":"skill.invoked_late"' .. string.sub(bytes, last + 1)
 end
 
+-- This too occurs once in this spelling, or not at all where it is true already.
+local function as_replay(bytes)
+  local first, last = string.find(bytes, '"redelivered":false', 1, true)
+  if not first then return bytes end
+  return string.sub(bytes, 1, first - 1) .. '"redelivered":true' .. string.sub(bytes, last + 1)
+end
+
+-- The token comes last, so that whatever fails before it leaves no token without its row.
+local function start_once()
+  local seen = redis.call('EXISTS', KEYS[5]) == 1
+  local position = append(seen and ARGV[5] or row, seen and 'om' or 'o')
+  redis.call('ZADD', open, string.match(position, '^%d+'), request_id)
+  if seen then
+    redis.call('EXPIRE', KEYS[5], ARGV[6], 'GT')
+    return {'replayed', position}
+  end
+  redis.call('SET', KEYS[5], request_id, 'EX', ARGV[6])
+  return {'new', position}
+end
+
 local function start()
+  if not state then return start_once() end
   if letter == 't' then return {'tombstone', ''} end
   if letter == 'r' then return {'was_refused', ''} end
   if stored_at(positions[1], row) then return {'repeated', positions[1]} end
+  if KEYS[5] and stored_at(positions[1], ARGV[5]) then return {'replayed', positions[1]} end
   return {'second_started_row', ''}
 end
 
 local function complete()
   local settled = action == 'settled'
+  if state and string.sub(state, 2, 2) == 'm' then row = as_replay(row) end
   if letter == 'r' then
     if settled then return {'settled', positions[1]} end
     return {'was_refused', ''}
   end
   if letter == 'o' then
-    local position = append(row, 'c ' .. positions[1])
+    local position = append(row, 'c' .. string.sub(state, 2))
     redis.call('ZREM', open, request_id)
     if ARGV[4] ~= '' then redis.call('HINCRBY', KEYS[4], ARGV[4], 1) end
     return {'new', position}

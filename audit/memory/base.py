@@ -11,6 +11,8 @@ Every memory guarantees:
 * a completed row without its started row is refused (decision 5). But an ending that is reported
   from outside (:data:`SETTLING`) closes what is open, adds nothing to what is closed, and where
   no started row is, leaves a tombstone that refuses it for good should it still arrive;
+* a started row that names its message (:class:`Once`) is marked where that message was started
+  before, in the same step, and so is whatever completes that invocation: a pair agrees;
 * writers of different invocations never wait for each other in the client: no lock, no
   read-modify-write, one round trip;
 * the stored bytes ARE the row.
@@ -26,7 +28,7 @@ from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
-from audit.row import AuditRow, Reason
+from audit.row import STARTED, AuditRow, Reason
 
 #: Endings that somebody else than the running body reports. Several may see the same one, so a
 #: second report is no rival.
@@ -51,6 +53,7 @@ class Stored(StrEnum):
 
     ``SETTLED``: the invocation was closed or refused already, the report adds nothing.
     ``BARRED``: it had never started, and never will.
+    ``REPLAYED``: :attr:`Once.again` is what is stored, since just now or since an earlier try.
     """
 
     NEW = "new"
@@ -58,6 +61,7 @@ class Stored(StrEnum):
     LATE = "late"
     SETTLED = "settled"
     BARRED = "barred"
+    REPLAYED = "replayed"
 
 
 class RowRefusal(StrEnum):
@@ -127,6 +131,47 @@ def message_of(row: AuditRow) -> str:
     return f"{row.meta.get('task_id')}/{row.meta.get('attempt')}"
 
 
+def as_replay(row: AuditRow) -> AuditRow:
+    """``row`` with ``meta.redelivered`` true."""
+    if row.meta.get("redelivered") is True:
+        return row
+    meta = {**row.meta, "redelivered": True}
+    return AuditRow(kind=row.kind, ts=row.ts, payload=row.payload, meta=meta, schema=row.schema)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Once:
+    """How a started row finds out that its message was started before.
+
+    Attributes:
+        token: names the message within its tenant, in printable ASCII. It stands in the store as
+            it is, so where it is a secret, give its hash.
+        seconds: how long a start under this token is remembered, by the store's clock.
+        again: stored in the place of the row where another invocation was started with the token
+            and is still remembered: the same row, ``meta.redelivered`` being true.
+
+    Raises:
+        ValueError: token, seconds or row are none; the text does not repeat the token.
+    """
+
+    token: str
+    seconds: int
+    again: AuditRow
+
+    def __post_init__(self) -> None:
+        if not (self.token and self.token.isascii() and self.token.isprintable()):
+            raise ValueError("a token is printable ASCII text, and not empty")
+        if self.seconds < 1:
+            raise ValueError(f"a token is remembered for a second at least, got {self.seconds}")
+        if self.again.kind != STARTED or self.again.meta.get("redelivered") is not True:
+            raise ValueError("what is stored again is a started row with meta.redelivered true")
+
+    def insist_on(self, row: AuditRow) -> None:
+        """Raise ValueError unless ``row`` is the started row that :attr:`again` stands in for."""
+        if as_replay(row) != self.again:
+            raise ValueError("only a started row may ask once, and for itself")
+
+
 class AuditMemory(ABC):
     """An append-only store of rows, and of the leases of those who write them."""
 
@@ -145,10 +190,19 @@ class AuditMemory(ABC):
         """
 
     @abstractmethod
-    def emit(self, row: AuditRow) -> Stored:
-        """Make ``row`` durable.
+    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
+        """Make ``row`` durable, or ``once.again`` where another invocation had the token.
+
+        Idempotent either way: the same emit done again after a lost reply is no error and no
+        second row, and does not count as a replay of itself, whichever of the two was stored. Only
+        an invocation that starts leaves its token behind; one that is refused or barred does not.
+
+        Args:
+            row: what to store.
+            once: for started rows only.
 
         Raises:
+            ValueError: ``once`` belongs to another row.
             MemoryUnavailableError: the store did not take it within the deadline. Whether the row
                 landed all the same is unknown; emitting it again is safe.
             MemoryUnsuitableError: the store could lose or evict rows.

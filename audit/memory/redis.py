@@ -6,6 +6,7 @@ Keys, all of one tenant in one slot (``{...}`` is the hash tag)::
     PREFIX:{TENANT}:requests  hash      request_id -> state (see append.lua)
     PREFIX:{TENANT}:open      zset      request_ids started and not completed, by server time
     PREFIX:{TENANT}:deaths    hash      message -> how many workers died over it
+    PREFIX:{TENANT}:seen:...  string    token of a message -> who started it first; with expiry
     PREFIX:tenants            set       every tenant that has rows
 
 An emit is one script call and one round trip. The first emit of a tenant on a connection carries
@@ -39,6 +40,7 @@ from audit.memory.base import (
     DEATHS,
     SETTLING,
     AuditMemory,
+    Once,
     RowFilter,
     RowRefusal,
     Stored,
@@ -105,6 +107,9 @@ class Keys:
     def deaths(self) -> str:
         return f"{self.prefix}:{{{self.tenant_id}}}:deaths"
 
+    def seen(self, token: str) -> str:
+        return f"{self.prefix}:{{{self.tenant_id}}}:seen:{token}"
+
 
 @dataclass(slots=True)
 class Doubt:
@@ -160,9 +165,9 @@ class RedisMemory(AuditMemory):
         with self._errors_of_ours():
             self._lines.give_back(self._lines.connect(self._clock() + self._timeout))
 
-    def emit(self, row: AuditRow) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
         deadline = self._clock() + self._timeout
-        command = self.command(row)
+        command = self.command(row, once)
         doubt = Doubt()
         with self._errors_of_ours(doubt):
             pauses = iter(PAUSES)
@@ -226,16 +231,19 @@ class RedisMemory(AuditMemory):
         """The script that :meth:`command` calls."""
         return _SCRIPT
 
-    def command(self, row: AuditRow) -> Command:
+    def command(self, row: AuditRow, once: Once | None = None) -> Command:
         """What EVALSHA is called with for ``row``: the number of keys, the keys, the arguments."""
         action, keys = _action(row), Keys(self._prefix, row.tenant_id)
         dead = message_of(row) if row.meta.get("reason") in DEATHS else ""
+        always = (keys.rows, keys.requests, keys.open, keys.deaths)
+        given = (action, row.request_id, row.to_bytes(), dead)
         # "4" and no number: a signal handler that raises while hiredis turns a number into text
         # ends the process with a segmentation fault (seen with hiredis 3.5).
-        return (
-            *("4", keys.rows, keys.requests, keys.open, keys.deaths),
-            *(action, row.request_id, row.to_bytes(), dead),
-        )
+        if once is None:
+            return ("4", *always, *given)
+        once.insist_on(row)
+        again, seconds = once.again.to_bytes(), str(once.seconds)
+        return ("5", *always, keys.seen(once.token), *given, again, seconds)
 
     def _send(self, row: AuditRow, command: Command, deadline: float, doubt: Doubt) -> Stored:
         line = self._lines.take(deadline)
@@ -293,7 +301,7 @@ class RedisMemory(AuditMemory):
         started: list[bytes] = []
         for page in _pages(self._ask("zrange", keys.open, 0, -1)):
             states = self._ask("hmget", keys.requests, page)
-            started += (state[2:] for state in states if state is not None and state[:1] == b"o")
+            started += (state.split()[1] for state in states if state and state[:1] == b"o")
         # Sorted as a whole: the set knows the order of milliseconds, not the one within.
         yield from self._at(keys, sorted(started, key=_order))
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -19,13 +20,23 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from audit.errors import RowRefusedError
+from audit.embedded import EmbeddedServer
+from audit.errors import MemoryUnavailableError, RowRefusedError
 from audit.memory import AuditMemory
-from audit.memory.base import SETTLING, RowFilter, RowRefusal, Stored, message_of
+from audit.memory.base import (
+    SETTLING,
+    Once,
+    RowFilter,
+    RowRefusal,
+    Stored,
+    as_replay,
+    message_of,
+)
 from audit.row import (
     COMPLETED,
     LATE,
@@ -38,7 +49,7 @@ from audit.row import (
     Refusal,
     timestamp,
 )
-from audit.testing import InMemory
+from audit.testing import FakeClock, InMemory
 from tests.support import (
     TENANT,
     check_every_row,
@@ -85,6 +96,24 @@ def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
     server = request.getfixturevalue("server")
     with checked_memory(server.url if request.param == "redis-tcp" else server.socket_url) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[dict[str, AuditMemory]]:
+    """A memory of each kind, kept for many short tests."""
+    with EmbeddedServer() as server, checked_memory(server.url) as memory:
+        memories = {"redis": memory, "in-memory": InMemory()}
+        yield memories
+        check_every_row(memories["in-memory"])
+
+
+@pytest.fixture
+def hurried_threads() -> Iterator[None]:
+    """Threads take turns so often that a step in this process that is not atomic shows."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
 
 
 def stored(memory: AuditMemory, **parts: Any) -> list[bytes]:
@@ -700,6 +729,220 @@ def test_what_never_started_killed_nobody(memory: AuditMemory) -> None:
     assert memory.deaths(TENANT, message_of(end)) == 0
 
 
+# --- a message that is started again --------------------------------------------------------------
+
+
+def once_for(row: AuditRow, message: str = "message-1", seconds: int = 1000) -> Once:
+    return Once(token=message, seconds=seconds, again=as_replay(row))
+
+
+def start_once(memory: AuditMemory, message: str = "message-1", **more: Any) -> Identity:
+    """A new invocation of ``message`` that started."""
+    identity = make_identity(**more)
+    row = started(identity)
+    memory.emit(row, once_for(row, message))
+    return identity
+
+
+def marks(memory: AuditMemory, **parts: Any) -> list[bool]:
+    return [row.meta["redelivered"] for row in memory.rows(**parts)]
+
+
+def test_a_message_that_is_started_again_is_marked(memory: AuditMemory) -> None:
+    """The first keeps its row, each further one gets the other, whatever became of the first."""
+    rows = [started(make_identity()) for _ in range(3)]
+    answers = [memory.emit(row, once_for(row)) for row in rows[:2]]
+    memory.emit(completed(make_identity(request_id=rows[0].request_id)))
+    answers.append(memory.emit(rows[2], once_for(rows[2])))
+    assert answers == [Stored.NEW, Stored.REPLAYED, Stored.REPLAYED]
+    wanted = [rows[0].to_bytes(), *(as_replay(row).to_bytes() for row in rows[1:])]
+    assert stored(memory, kind=STARTED) == wanted
+    assert [row.to_bytes() for row in memory.running()] == wanted[1:]
+
+
+@pytest.mark.parametrize("replay", [False, True], ids=["first", "replay"])
+def test_the_same_start_again_is_no_replay_of_itself(memory: AuditMemory, replay: bool) -> None:
+    """Done again it says which of the two forms is stored: at once, later, and when closed."""
+    if replay:
+        start_once(memory)
+    identity = make_identity()
+    row = started(identity)
+    answer, repeated = (
+        (Stored.REPLAYED, Stored.REPLAYED) if replay else (Stored.NEW, Stored.REPEATED)
+    )
+    assert memory.emit(row, once_for(row)) is answer
+    assert memory.emit(row, once_for(row)) is repeated
+    assert start_once(memory) != identity
+    assert memory.emit(row, once_for(row)) is repeated
+    memory.emit(completed(identity))
+    assert memory.emit(row, once_for(row)) is repeated
+    assert marks(memory, request_id=identity.request_id) == [replay] * 2
+
+
+def test_what_stands_is_the_row_that_can_be_sent_again(memory: AuditMemory) -> None:
+    """A replay's row read back is a repetition; the form that was not stored is another row."""
+    start_once(memory)
+    row = started(make_identity())
+    memory.emit(row, once_for(row))
+    (found,) = memory.rows(request_id=row.request_id)
+    assert memory.emit(found) is Stored.REPEATED
+    assert memory.emit(found, once_for(found)) is Stored.REPEATED
+    assert refusal_of(memory, row) == RowRefusal.SECOND_STARTED_ROW
+
+
+def test_a_row_the_broker_marked_leaves_its_token_too(memory: AuditMemory) -> None:
+    """A redelivery is stored as it is, and the copy that comes after it is marked."""
+    row = started(make_identity(redelivered=True))
+    assert memory.emit(row, once_for(row)) is Stored.NEW
+    assert memory.emit(row, once_for(row)) is Stored.REPEATED
+    start_once(memory)
+    again = started(make_identity(redelivered=True))
+    assert memory.emit(again, once_for(again)) is Stored.REPLAYED
+    assert marks(memory) == [True] * 3
+
+
+def test_tokens_are_of_their_tenant_and_their_message(memory: AuditMemory) -> None:
+    """Another tenant's message, and another message, are marked by nothing."""
+    start_once(memory)
+    start_once(memory, tenant_id=OTHER_TENANT)
+    start_once(memory, "message-2")
+    start_once(memory, "{message}:3 *")
+    memory.emit(started(make_identity()))
+    assert marks(memory) == [False] * 5
+
+
+def test_what_never_started_leaves_no_token(memory: AuditMemory) -> None:
+    """Neither a refused invocation nor one that was barred makes a replay of the next."""
+    for bar in (refused, lambda i: completed(i, make_ending(Reason.NOT_DISPATCHED))):
+        identity = make_identity()
+        memory.emit(bar(identity))
+        row = started(identity)
+        with pytest.raises(RowRefusedError):
+            memory.emit(row, once_for(row))
+    start_once(memory)
+    assert marks(memory, kind=STARTED) == [False]
+
+
+@pytest.mark.parametrize("reason", sorted([*SETTLING, Reason.RETURNED, Reason.RAISED]))
+def test_both_rows_of_a_pair_are_marked_alike(memory: AuditMemory, reason: Reason) -> None:
+    """Whoever closes a replay, also who knows the message only; done again it is a repetition."""
+    first, second = start_once(memory), start_once(memory)
+    for identity, mark in ((first, False), (second, True)):
+        end = completed(identity, make_ending(reason))
+        assert memory.emit(end) is Stored.NEW
+        assert memory.emit(end) is Stored.REPEATED
+        assert memory.emit(as_replay(end)) is (
+            Stored.REPEATED if mark else Stored.SETTLED if reason in SETTLING else Stored.LATE
+        )
+        assert marks(memory, request_id=identity.request_id)[:2] == [mark] * 2
+    assert list(memory.running()) == []
+
+
+def test_a_rival_of_a_replay_is_marked_too(memory: AuditMemory) -> None:
+    """Late rows say what their invocation says, in one copy each; nothing else of them changes."""
+    start_once(memory)
+    identity = start_once(memory)
+    memory.emit(completed(identity))
+    text = 'ValueError: "redelivered":false'
+    rival = completed(identity, make_ending(Reason.RAISED, text))
+    for _ in range(2):
+        assert memory.emit(rival) is Stored.LATE
+    rows = list(memory.rows(request_id=identity.request_id))
+    assert [row.kind for row in rows] == [STARTED, COMPLETED, LATE]
+    assert [row.meta["redelivered"] for row in rows] == [True] * 3
+    assert rows[2].payload == rival.payload
+
+
+def test_a_replay_that_dies_counts_as_a_death(memory: AuditMemory) -> None:
+    """The mark takes nothing from what a settled ending does besides."""
+    start_once(memory)
+    identity = start_once(memory)
+    end = completed(identity, make_ending(Reason.WORKER_LOST))
+    memory.emit(end)
+    assert memory.emit(completed(identity, make_ending(Reason.ABANDONED))) is Stored.SETTLED
+    assert memory.deaths(TENANT, message_of(end)) == 1
+
+
+def test_a_token_is_forgotten_after_its_seconds() -> None:
+    """The last start counts, and none makes what is remembered shorter."""
+    clock = FakeClock()
+    memory = InMemory(clock=clock)
+    answers = []
+    for seconds, passes in ((10, 9.5), (10, 1.0), (2, 8.5), (2, 2.0), (5, 5.0), (5, 0.0)):
+        row = started(make_identity())
+        answers.append(memory.emit(row, once_for(row, seconds=seconds)))
+        clock.pass_by(passes)
+    new, replayed = Stored.NEW, Stored.REPLAYED
+    assert answers == [new, replayed, replayed, replayed, new, new]
+
+
+def test_a_token_is_one_key_that_expires(server: EmbeddedServer) -> None:
+    """Its time starts anew with each start and is never cut short; without a token, no key."""
+
+    def left() -> int:
+        return int(client.ttl(key))
+
+    key = f"audit:{{{TENANT}}}:seen:message-1"
+    with checked_memory(server.url) as memory, redis.Redis.from_url(server.url) as client:
+        memory.emit(started(make_identity()))
+        assert client.dbsize() == 4
+        first = start_once(memory)
+        assert (client.dbsize(), client.get(key)) == (5, first.request_id.encode())
+        assert 990 < left() <= 1000
+        for seconds in (3000, 20):
+            row = started(make_identity())
+            assert memory.emit(row, once_for(row, seconds=seconds)) is Stored.REPLAYED
+            assert 2990 < left() <= 3000
+        memory.emit(row, once_for(row, seconds=9000))  # a repetition, no start
+        assert left() <= 3000
+        assert client.dbsize() == 5
+        client.delete(key)  # what its expiry does
+        start_once(memory)
+        assert marks(memory) == [False, False, True, True, False]
+
+
+def test_a_row_that_is_not_stored_leaves_no_token(server: EmbeddedServer) -> None:
+    """The step is one: where the server refuses the row in its midst, the token is not there."""
+    rows, row = f"audit:{{{TENANT}}}:rows", started(make_identity())
+    with checked_memory(server.url) as memory, redis.Redis.from_url(server.url) as client:
+        client.set(rows, "no stream")
+        with pytest.raises(MemoryUnavailableError):
+            memory.emit(row, once_for(row))
+        client.delete(rows)
+        assert memory.emit(row, once_for(row)) is Stored.NEW
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token": ""},
+        {"token": "geheim\n"},
+        {"token": "geh\u00e9im"},
+        {"seconds": 0},
+        {"again": started(make_identity())},
+        {"again": completed(make_identity(redelivered=True))},
+    ],
+    ids=str,
+)
+def test_an_unusable_once_is_an_error_that_repeats_no_token(change: dict[str, Any]) -> None:
+    """Found where it is made, before anything is emitted."""
+    good = {"token": "t", "seconds": 1, "again": started(make_identity(redelivered=True))}
+    Once(**good)
+    with pytest.raises(ValueError, match=r"token|started row") as caught:
+        Once(**{**good, **change})
+    assert "geh" not in str(caught.value)
+
+
+def test_once_is_for_its_own_started_row(memory: AuditMemory) -> None:
+    """Any other row with it is an error in our own code, and is not stored."""
+    identity = make_identity()
+    once = once_for(started(identity))
+    for row in (started(make_identity()), completed(identity), refused(identity)):
+        with pytest.raises(ValueError, match="may ask once"):
+            memory.emit(row, once)
+    assert stored(memory) == []
+
+
 # --- many at once ---------------------------------------------------------------------------------
 
 
@@ -805,6 +1048,25 @@ def test_of_many_rivals_one_starts_the_invocation(memory: AuditMemory) -> None:
     assert len({row.request_id for row in memory.running()}) == 40
 
 
+@pytest.mark.parametrize("turn", range(50))
+def test_of_many_starts_with_one_token_one_is_unmarked(
+    turn: int, lasting: dict[str, AuditMemory], hurried_threads: None
+) -> None:
+    """12 threads start under one token at once, each twice: one has its row, eleven are marked."""
+    for memory in lasting.values():
+        answers: list[Stored] = []
+
+        def start(number: int, memory: AuditMemory = memory, said: list[Stored] = answers) -> None:
+            row = started(make_identity(task_id=f"turn-{turn}"))
+            once = once_for(row, f"turn-{turn}")
+            said.append(memory.emit(row, once))
+            assert memory.emit(row, once) in (Stored.REPEATED, Stored.REPLAYED)
+
+        assert in_threads(12, start) == []
+        assert Counter(answers) == {Stored.NEW: 1, Stored.REPLAYED: 11}
+        assert sorted(marks(memory, task_id=f"turn-{turn}")) == [False] + [True] * 11
+
+
 def test_a_memory_used_before_a_fork_works_on_both_sides(shared: AuditMemory) -> None:
     """Connections are per process: parent and children go on at once, writing and reading."""
     shared.emit(started(make_identity(skill_id="before")))
@@ -853,13 +1115,32 @@ class Model:
         self.late: dict[str, list[bytes]] = {}
         self.refused: dict[str, bytes] = {}
         self.barred: set[str] = set()
+        self.seen: set[str] = set()
+        self.marked: set[str] = set()
 
-    def emit(self, row: AuditRow) -> Stored | RowRefusal:
+    def emit(self, row: AuditRow, once: Once | None = None) -> Stored | RowRefusal:
+        if row.kind == STARTED and once is not None:
+            return self._start_once(row, once)
+        if row.kind == COMPLETED and row.request_id in self.marked:
+            row = as_replay(row)
         take = {STARTED: self._start, COMPLETED: self._complete, REFUSED: self._refuse}
         return take[row.kind](row, row.request_id, row.to_bytes())
 
     def running(self) -> list[bytes]:
         return [begun for request_id, begun in self.begun.items() if request_id not in self.ended]
+
+    def _start_once(self, row: AuditRow, once: Once) -> Stored | RowRefusal:
+        request_id, again = row.request_id, once.again.to_bytes()
+        if request_id in self.begun and self.begun[request_id] == again:
+            return Stored.REPEATED if row.to_bytes() == again else Stored.REPLAYED
+        replay = once.token in self.seen and request_id not in self.begun
+        answer = self._start(row, request_id, again if replay else row.to_bytes())
+        if answer is not Stored.NEW:
+            return answer
+        self.seen.add(once.token)
+        if replay:
+            self.marked.add(request_id)
+        return Stored.REPLAYED if replay else Stored.NEW
 
     def _start(self, row: AuditRow, request_id: str, sent: bytes) -> Stored | RowRefusal:
         if request_id in self.refused:
@@ -931,14 +1212,20 @@ class AnySequence(RuleBasedStateMachine):
         which=st.integers(0, 2),
         what=st.sampled_from(["start", "return", "fail", "not dispatched", "lost", "refuse"]),
         variant=st.integers(0, 2),
+        token=st.sampled_from([None, "one", "other"]),
+        redelivered=st.booleans(),
     )
-    def emit(self, which: int, what: str, variant: int) -> None:
-        row = self._row(
-            make_identity(tenant_id=self.tenant, request_id=self.ids[which]), what, variant
+    def emit(
+        self, which: int, what: str, variant: int, token: str | None, redelivered: bool
+    ) -> None:
+        identity = make_identity(
+            tenant_id=self.tenant, request_id=self.ids[which], redelivered=redelivered
         )
-        expected = self.model.emit(row)
+        row = self._row(identity, what, variant)
+        once = once_for(row, token) if token is not None and row.kind == STARTED else None
+        expected = self.model.emit(row, once)
         try:
-            answer: Stored | str = self.memory.emit(row)
+            answer: Stored | str = self.memory.emit(row, once)
         except RowRefusedError as error:
             answer = error.refusal
         assert answer == expected

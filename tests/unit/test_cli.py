@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from audit.cli import audit, parse_moment
 from audit.errors import MemoryUnavailableError, MemoryUnsuitableError
-from audit.memory.base import AuditMemory, RowFilter, Stored
+from audit.memory.base import AuditMemory, Once, RowFilter, Stored
 from audit.row import (
     COMPLETED,
     AuditRow,
@@ -54,7 +54,7 @@ class FakeMemory(InMemory):
     def check(self) -> None:
         raise AssertionError("the command line only reads")
 
-    def emit(self, row: AuditRow) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
         raise AssertionError("the command line only reads")
 
     def running(self, tenant_id: str | None = None) -> Iterator[AuditRow]:

@@ -7,6 +7,7 @@ signal interrupts, before the row was stored, or after.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -275,6 +276,113 @@ def test_a_started_row_that_surely_did_not_land_leaves_nothing_behind(tmp_path: 
     with pytest.raises(AuditEmitFailed):
         started(FakeMemory((DOWN, False)), spool=spool)
     assert spool.empty
+
+
+# --- a message that is started again --------------------------------------------------------------
+
+
+def replay(memory: FakeMemory, *faults: Any, **more: Any) -> Invocation:
+    """An invocation whose message was started before; ``faults`` meet its own emits."""
+    invocation(memory).start(HASH, once_token="message", once_seconds=60)
+    memory.plan.extend(faults)
+    return invocation(memory, **more)
+
+
+def marks(memory: FakeMemory, made: Invocation) -> list[bool]:
+    request_id = made.identity.request_id
+    return [row.meta["redelivered"] for row in memory.rows(request_id=request_id)]
+
+
+def test_a_replay_is_marked_in_both_rows() -> None:
+    """The first start under a token is not, the second is, one without a token is not."""
+    memory = FakeMemory()
+    for once, mark in (("message", False), ("message", True), (None, False)):
+        made = invocation(memory)
+        made.start(HASH, once_token=once, once_seconds=60)
+        assert made.identity.redelivered is mark
+        made.close(RETURNED)
+        assert marks(memory, made) == [mark, mark]
+
+
+def test_a_redelivery_leaves_its_token() -> None:
+    """What the broker marked stays marked, and the copy that comes after it is found out."""
+    memory = FakeMemory()
+    first = Invocation(make_identity(redelivered=True), Recorder(memory))
+    for made in (first, invocation(memory)):
+        made.start(HASH, once_token="message", once_seconds=60)
+        made.close(RETURNED)
+        assert marks(memory, made) == [True, True]
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["before storing", "after storing"])
+@pytest.mark.parametrize("again", [False, True], ids=["first", "replay"])
+def test_an_interrupted_start_is_no_replay_of_itself(stored: bool, again: bool) -> None:
+    """Done again it learns which form stands, and closes likewise."""
+    memory = FakeMemory()
+    faults = [(LEAVE, stored)] * (INTERRUPTIONS - 1)
+    made = replay(memory, *faults) if again else invocation(FakeMemory(*faults))
+    with pytest.raises(SystemExit):
+        made.start(HASH, once_token="message", once_seconds=60)
+    made.close(RETURNED)
+    found = memory if again else made._recorder.memory
+    assert marks(found, made) == [again, again]
+
+
+def test_wherever_a_signal_strikes_a_start_both_rows_agree() -> None:
+    """At each line of a replay's start: it is open and marked, or never starts."""
+    for n in itertools.count():
+        memory = FakeMemory()
+        made = replay(memory)
+        with (
+            contextlib.suppress(SoftTimeLimitExceeded),
+            Strike(SOFT, n, module, recorder_module) as strike,
+        ):
+            made.start(HASH, once_token="message", once_seconds=60)
+        if not strike.struck:
+            break
+        made.close(RETURNED)
+        assert marks(memory, made) in ([], [True, True]), strike.place
+    assert n > 20
+
+
+@pytest.mark.parametrize("error", [DOUBT, LEAVE], ids=["doubt", "interrupted too often"])
+def test_a_replay_in_doubt_is_closed_with_its_mark(error: BaseException, tmp_path: Path) -> None:
+    """Nobody here knows which form landed; the memory does when the spool is replayed."""
+    memory, spool = FakeMemory(), Spool(tmp_path, "m")
+    made = replay(memory, *[(error, True)] * INTERRUPTIONS, spool=spool)
+    with pytest.raises((AuditEmitFailed, SystemExit)):
+        made.start(HASH, once_token="message", once_seconds=60)
+    assert made.state is State.NOT_STARTED
+    memory.plan.clear()
+    spool.replay(memory)
+    assert marks(memory, made) == [True, True]
+    (end,) = memory.rows(kind=COMPLETED)
+    assert end.meta["reason"] == Reason.NOT_DISPATCHED
+
+
+def test_a_replay_whose_end_is_spooled_says_so_there(tmp_path: Path) -> None:
+    """The row in the spool has the mark already, and is the very one that gets stored."""
+    memory, spool = FakeMemory(), Spool(tmp_path, "m")
+    made = replay(memory, spool=spool)
+    made.start(HASH, once_token="message", once_seconds=60)
+    memory.plan.append((DOWN, False))
+    made.close(RETURNED)
+    (path,) = spool.directory.glob("*.row")
+    waiting = path.read_bytes()
+    spool.replay(memory)
+    (end,) = memory.rows(kind=COMPLETED)
+    assert end.to_bytes() == waiting
+    assert marks(memory, made) == [True, True]
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_a_token_without_its_seconds_starts_nothing(seconds: int) -> None:
+    """An error in our own code: nothing is emitted, and the invocation can still start."""
+    memory = FakeMemory()
+    made = invocation(memory)
+    with pytest.raises(ValueError, match="remembered"):
+        made.start(HASH, once_token="message", once_seconds=seconds)
+    assert (made.state, memory.emits) == (State.RECEIVED, 0)
 
 
 # --- signals that strike inside an emit -----------------------------------------------------------

@@ -47,7 +47,7 @@ from audit.breaker import Breaker
 from audit.errors import AuditEmitFailed, AuditMemoryError, MemoryUnavailableError, RowRefusedError
 from audit.invocation import Invocation, State
 from audit.keeper import Keeper
-from audit.memory.base import Stored
+from audit.memory.base import Once, Stored
 from audit.reconciler import RENEWALS, Reconciler
 from audit.recorder import Kept, Recorder
 from audit.row import (
@@ -73,6 +73,7 @@ from tests.model import (
     Point,
     Process,
     Run,
+    Sent,
     SoftLimit,
     Strike,
     Trouble,
@@ -88,6 +89,12 @@ TICK = 0.5
 LOOK = 1.0
 #: From the last word of a worker to its last row: its lease, the patience, the looks around them.
 IN_THE_END = LEASE + 2 * PERIOD + 2 * LOOK
+
+
+#: So many messages are delivered over and over, each delivery saying that it is the first.
+MESSAGES = 3
+#: Seconds that no game lasts.
+WHOLE_GAME = 1_000_000
 
 
 class Stage(IntEnum):
@@ -148,7 +155,7 @@ class Model(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.memory = self.Memory(clock=self.clock)
         self.laws = Laws()
-        self.late: list[AuditRow] = []
+        self.late: list[Sent] = []
         self.runs: list[Run] = []
         self.workers: dict[str, Worker] = {}
         self.hosts = [Host(MortalPath(self.folder / name)) for name in ("a", "b")]
@@ -298,15 +305,15 @@ class Model(RuleBasedStateMachine):
         for host in self.hosts:
             if host.frozen:
                 self._thaw(host)
-        for row in self.late[1::2]:
-            self._arrive(row)
+        for sent in self.late[1::2]:
+            self._arrive(sent)
         for run in list(self.runs):
             if not run.child.process.dead:
                 self._go(run, Stage.OUT, NOTHING, None)
         for run in self._lost():
             self._notice(run, NOTHING, None)
-        for row in list(self.late):
-            self._arrive(row)
+        for sent in list(self.late):
+            self._arrive(sent)
         self._pass(IN_THE_END, watched=True)
 
     # --- who there is -------------------------------------------------------------------------
@@ -422,7 +429,9 @@ class Model(RuleBasedStateMachine):
             process = self._process(worker.host)
             child = Child(process, self._recorder(worker.host, process))
             worker.children.append(child)
-        identity = make_identity(request_id=self._name(), worker=worker.id)
+        identity = make_identity(
+            request_id=self._name(), worker=worker.id, task_id=f"message-{self.names % MESSAGES}"
+        )
         invocation = self.Invocation(identity, child.recorder, clock=self.clock, now=self.clock.now)
         child.run = Run(identity, invocation, worker, child)
         self.runs.append(child.run)
@@ -444,7 +453,8 @@ class Model(RuleBasedStateMachine):
         """As ``SkillTask._start`` does it."""
         with run.child.process.works(strike, meets):
             try:
-                run.invocation.start(HASH)
+                message = run.identity.task_id
+                run.invocation.start(HASH, once_token=message, once_seconds=WHOLE_GAME)
             except AuditEmitFailed:
                 self._report(run)
             except SoftLimit:
@@ -525,10 +535,11 @@ class Model(RuleBasedStateMachine):
         with self.looker.works(strike, meets), suppress(AuditMemoryError):
             self.reconciler.sweep()
 
-    def _arrive(self, row: AuditRow) -> None:
-        self.late.remove(row)
+    def _arrive(self, sent: Sent) -> None:
+        self.late.remove(sent)
+        row, once = sent
         try:
-            self.memory.emit(row)
+            self.memory.emit(row, once)
         except RowRefusedError:
             assert row.kind in (STARTED, REFUSED), row  # barred in the meantime
 
@@ -557,12 +568,12 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self._line, name)
 
-    def emit(self, row: AuditRow) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
         if row.meta["reason"] == Reason.ABANDONED:
             worker = self._world.workers[row.meta["worker"]]
             if worker.lives and self._world.clock() - worker.thawed >= PERIOD:
                 raise Violation(f"CONDEMNED ALIVE: {row}")
-        return self._line.emit(row)
+        return self._line.emit(row, once)
 
 
 def _one_of(things: list, pick: int):
@@ -672,9 +683,34 @@ def test_the_protocol_keeps_its_laws(game: type[Model]) -> None:
 class NoTombstone(InMemory):
     """A started row that arrives after it was barred is accepted."""
 
-    def _start(self, request, row):
+    def _start(self, request, row, once):
         request.barred = False
-        return super()._start(request, row)
+        return super()._start(request, row, once)
+
+
+class ForgetsTheToken(InMemory):
+    """No start is ever found to be a replay."""
+
+    def _seen_before(self, tenant_id, once):
+        return False
+
+
+class IsItsOwnReplay(InMemory):
+    """The token is taken before it is known whether the invocation may start."""
+
+    def _start(self, request, row, once):
+        if once is not None and self._seen_before(row.tenant_id, once):
+            row, once, request.replayed = once.again, None, True
+        return super()._start(request, row, None)
+
+
+class MarksTheStartedRowOnly(InMemory):
+    """Whoever closes a replay without knowing it leaves the completed row unmarked."""
+
+    def _begin(self, request, row, once):
+        stored = super()._begin(request, row, once)
+        request.replayed = False
+        return stored
 
 
 class ParentLeavesNoTombstone(InMemory):
@@ -781,9 +817,9 @@ class OutageIsNoBreak(Reconciler):
 class OpenGate(Invocation):
     """The body runs although the started row is not durable."""
 
-    def start(self, args_hash):
+    def start(self, args_hash, **once):
         with suppress(AuditEmitFailed):
-            super().start(args_hash)
+            super().start(args_hash, **once)
         self.state = State.STARTED
 
 
@@ -825,6 +861,9 @@ class BarIsInterrupted(Invocation):
 #: Bug, the part it is in, the game in which it shows soon, the laws that it may break.
 PLANTS = [
     (NoTombstone, "Memory", AtTheGate, "OPEN IN THE END"),
+    (ForgetsTheToken, "Memory", Model, "REPLAY"),
+    (IsItsOwnReplay, "Memory", AtTheGate, "REPLAY|PAIR DISAGREES"),
+    (MarksTheStartedRowOnly, "Memory", AtTheEnd, "PAIR DISAGREES"),
     (ParentLeavesNoTombstone, "Memory", AtTheGate, "OPEN IN THE END"),
     (ClosesTwice, "Memory", Model, "TWICE"),
     (LateReplaces, "Memory", Outages, "REPLACED"),
