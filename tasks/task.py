@@ -12,6 +12,7 @@ See ``docs/decisions/0003-close-in-call.md``.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
@@ -57,7 +58,7 @@ from tasks.discretion import (
 )
 from tasks.endings import ending_of, soft_limits
 from tasks.identity import identify
-from tasks.proof import proven_context
+from tasks.proof import message_token, proven_context
 from tasks.refusal import REFUSALS, refuse, refuse_poison
 from tasks.refused import publish_again
 from tasks.reprs import shown
@@ -281,7 +282,9 @@ class SkillTask(Task):
         vars(request)[CHILD_STATE] = state
         runs(state)
         try:
-            invocation.start(args_hash)
+            seconds = math.ceil(runtime.settings.context_max_age)
+            token = message_token(vars(request))
+            invocation.start(args_hash, once_token=token, once_seconds=seconds)
         except AuditEmitFailed:
             state.inherited = context  # what never was is nobody's parent
             raise
