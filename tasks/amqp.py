@@ -24,7 +24,7 @@ from audit.errors import (
 from audit.keys import Key
 from audit.signing import SIGNATURE_HEADER
 from tasks import telemetry
-from tasks.caller import REQUEST_ID_HEADER, publishing_context
+from tasks.caller import REQUEST_ID_HEADER, is_discreet, publishing_context
 from tasks.coroutine import PerThread, in_lent_thread
 from tasks.headers import unusable_header
 from tasks.proof import PROOF_HEADER, SigningProducer
@@ -75,12 +75,12 @@ class SkillAMQP(AMQP):
             SkillDefinitionError: an errback is a skill that takes more than one argument.
         """
         task = self.app.tasks.get(name)
-        if task is None or isinstance(task, SkillTask):
+        if task is None or is_discreet(task):
             key = self._hash_key(options.get("headers"))
             options["argsrepr"] = options["kwargsrepr"] = (
-                as_sent(args, kwargs, key)
-                if task is None
-                else shown(task.args_hash(args or (), kwargs or {}, key))
+                shown(task.args_hash(args or (), kwargs or {}, key))
+                if isinstance(task, SkillTask)
+                else as_sent(args, kwargs, key)
             )
         message = super().as_task_v2(task_id, name, args, kwargs, *rest, **options)
         for errback in message.body[2]["errbacks"] or ():

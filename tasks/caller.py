@@ -32,6 +32,9 @@ from tasks.runtime import runtime_of
 #: Header of the request_id; set by the receiving process over whatever a message claims.
 REQUEST_ID_HEADER: Final = "audit_request_id"
 
+#: How the names of Celery's own tasks begin.
+BUILT_IN: Final = "celery."
+
 #: Where a request keeps what the child knows of its invocation; no message key is spelled so.
 CHILD_STATE: Final = "_skill_child_state"
 
@@ -71,7 +74,7 @@ class ChildState:
     def __init__(
         self,
         invocation: Any,
-        inherited: InvocationContext,
+        inherited: InvocationContext | None,
         values: Sequence[object] = (),
         *,
         args_shown: str = "",
@@ -114,6 +117,19 @@ def one_task(*, nested: bool = False) -> Iterator[None]:
 def is_skill(task: Any) -> bool:
     """Whether a Celery task is a skill; told without its class, which knows this module."""
     return hasattr(type(task), "args_hash")
+
+
+def is_discreet(task: Any) -> bool:
+    """Whether a task's values are kept out of everything: a skill's, or those of Celery's own.
+
+    Celery's own tasks run skills (``celery.map``) and pass on what they returned.
+    """
+    return is_skill(task) or is_built_in(task)
+
+
+def is_built_in(task: Any) -> bool:
+    """Whether a task is one of Celery's own."""
+    return str(getattr(task, "name", "")).startswith(BUILT_IN)
 
 
 def child_state(request: Any) -> ChildState | None:

@@ -17,12 +17,16 @@ from celery.app.trace import trace_ok_t
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskPredicate
 
 from audit.errors import AuditError, BodyExcludedError
-from tasks.caller import ChildState, child_state, one_task, running
+from audit.masking import Masker
+from tasks.caller import ChildState, child_state, is_built_in, one_task, running, runs
 from tasks.reprs import WITHHELD
 from tasks.runtime import runtime_of
-from tasks.standin import mask_error, mask_info, unwrapped
+from tasks.standin import mask_error, mask_info, stand_in, unwrapped
 
 logger: Final = logging.getLogger("audit")
+
+#: Hooks that mask what Celery passes on; one of an application's own runs after that.
+MASKING_HOOKS: Final = ("on_failure", "on_retry")
 
 #: Errors whose class Celery, or the host, has a use for.
 _NOT_THE_BODYS: Final = (TaskPredicate, SoftTimeLimitExceeded, MemoryError, AuditError)
@@ -35,7 +39,8 @@ def values_of(args: Any, kwargs: Any) -> tuple[object, ...]:
 
 def type_only(skill: Any) -> bool:
     """Whether texts of a skill's errors are left out altogether."""
-    return skill.body_excluded or runtime_of(skill.app).settings.error_message == "type"
+    excluded = getattr(skill, "body_excluded", False)
+    return excluded or runtime_of(skill.app).settings.error_message == "type"
 
 
 def result_of(skill: Any, state: ChildState, result: Any) -> Any:
@@ -72,7 +77,7 @@ def mask_failure(skill: Any, info: Any, args: Any, kwargs: Any) -> None:
         error = unwrapped(info.exception)
         logger.info("the error of skill %s as it was", skill.name, exc_info=error)
     state = child_state(skill.request_stack.top)
-    values = state.values if state is not None else values_of(args, kwargs)
+    values = state.values if state is not None else _values_here(args, kwargs)
     mask_info(info, values, type_only=type_only(skill))
 
 
@@ -90,19 +95,58 @@ def masking_first(hook: Callable[..., Any]) -> Callable[..., Any]:
     return masked
 
 
-def discreet(skill: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
+def discreet(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
     """Celery's tracer, with hashes and masked texts in what it tells the worker's main process."""
 
     def trace(uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
         with one_task():
-            told = tracer(uuid, args, kwargs, request)
-            state = running()
-        if told.info is None:
-            hashed = state.result_shown if state is not None else None
-            return trace_ok_t(told.retval, None, told.runtime, hashed or WITHHELD)
-        # Masked already, but where Celery itself stumbled and called no hook.
-        values = state.values if state is not None else values_of(args, kwargs)
-        mask_info(told.retval, values, type_only=type_only(skill))
-        return told
+            if is_built_in(task):
+                runs(ChildState(None, None, values_of(args, kwargs), args_shown=WITHHELD))
+            try:
+                told = tracer(uuid, args, kwargs, request)
+            except BaseException as error:  # a hook's, or one that Celery lets through
+                leaving = _out_of_tracer(task, error, args, kwargs)
+                if leaving is error:
+                    raise
+            else:
+                return _discreetly(task, told, args, kwargs)
+        raise leaving
 
     return trace
+
+
+def make_discreet(task: Any) -> None:
+    """Keep what goes through one of Celery's own tasks out of what Celery tells of it."""
+    kind = type(task)
+    for hook in MASKING_HOOKS:
+        setattr(kind, hook, masking_first(getattr(kind, hook)))
+    if not isinstance(vars(kind).get("__trace__"), property):
+        kind.__trace__ = property(lambda self: self._tracer, _set_tracer)
+        task._tracer = None
+
+
+def _set_tracer(task: Any, tracer: Any) -> None:
+    task._tracer = tracer and discreet(task, tracer)
+
+
+def _discreetly(task: Any, told: Any, args: Any, kwargs: Any) -> Any:
+    state = running()
+    if told.info is None:
+        hashed = state.result_shown if state is not None else None
+        return trace_ok_t(told.retval, None, told.runtime, hashed or WITHHELD)
+    # Masked already, but where Celery itself stumbled and called no hook.
+    mask_info(told.retval, _values_here(args, kwargs), type_only=type_only(task))
+    return told
+
+
+def _out_of_tracer(task: Any, error: BaseException, args: Any, kwargs: Any) -> BaseException:
+    values = _values_here(args, kwargs)
+    if isinstance(error, Exception) and not isinstance(error, TaskPredicate | MemoryError):
+        return stand_in(error, values, type_only=type_only(task))
+    mask_error(error, values, type_only=type_only(task))
+    return error
+
+
+def _values_here(args: Any, kwargs: Any) -> Masker:
+    state = running()
+    return state.values if state is not None else Masker(values_of(args, kwargs))

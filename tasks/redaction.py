@@ -36,7 +36,8 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from audit.errors import AuditError
-from tasks.caller import ChildState, is_skill, running
+from tasks.caller import ChildState, is_discreet, is_skill, running
+from tasks.extras import Extras
 from tasks.reprs import WITHHELD, is_shown
 from tasks.standin import is_stand_in, stand_in, unwrapped
 
@@ -115,6 +116,7 @@ def _redact(record: logging.LogRecord) -> None:
         _withhold_texts(record)
     if state is not None and record.name != _OWN and record.msg != LOG_SUCCESS:
         _mask(record, state)
+        record.__dict__ = Extras(record.__dict__, state.values)
 
 
 def _mask(record: logging.LogRecord, state: ChildState) -> None:
@@ -136,7 +138,8 @@ def _mask(record: logging.LogRecord, state: ChildState) -> None:
 
 def _show_hashes(context: Mapping[str, Any], state: ChildState | None) -> None:
     """Put hashes into what Celery says of a skill; the same object is the record's ``data``."""
-    if not isinstance(context, dict) or not (state or is_skill(get_current_task())):
+    task = get_current_task()
+    if not isinstance(context, dict) or not (state or is_discreet(task)):
         return
     for name in ("args", "kwargs"):
         if name in context and not is_shown(context[name]):
@@ -144,8 +147,11 @@ def _show_hashes(context: Mapping[str, Any], state: ChildState | None) -> None:
     if "return_value" in context:
         context["return_value"] = (state and state.result_shown) or WITHHELD
     for name in ("exc", "traceback"):
-        if state and isinstance(context.get(name), str):
-            context[name] = state.values.mask(context[name])
+        if isinstance(context.get(name), str):
+            if state is not None:
+                context[name] = state.values.mask(context[name])
+            elif not is_skill(task):  # a skill's own have been masked
+                context[name] = WITHHELD
 
 
 def _withhold_texts(record: logging.LogRecord) -> None:
@@ -163,7 +169,7 @@ def _withhold_texts(record: logging.LogRecord) -> None:
 def _says_a_plain_task(record: logging.LogRecord) -> bool:
     """Plain tasks stay plain: what Celery's tracer says of one is none of ours."""
     task = get_current_task()
-    return record.name == "celery.app.trace" and task is not None and not is_skill(task)
+    return record.name == "celery.app.trace" and task is not None and not is_discreet(task)
 
 
 def _withhold_internal_error(record: logging.LogRecord) -> None:

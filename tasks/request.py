@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -26,11 +26,11 @@ from audit.invocation import new_request_id
 from audit.masking import error_message
 from audit.recorder import Kept
 from audit.row import Ending, Reason, skill_invoked_completed, timestamp
-from tasks.caller import REQUEST_ID_HEADER
+from tasks.caller import REQUEST_ID_HEADER, is_skill
 from tasks.headers import unusable_header
 from tasks.identity import identify
 from tasks.proof import PROOF_HEADER, is_unproven, proof_of
-from tasks.reprs import WITHHELD, is_shown, of_skill
+from tasks.reprs import WITHHELD, as_sent, is_shown, of_skill
 from tasks.runtime import runtime_of
 from tasks.standin import unwrapped
 
@@ -40,8 +40,8 @@ logger: Final = logging.getLogger("audit")
 class CarryingRequest(Request):
     """One delivery of a plain task's message, whose context what it publishes may inherit.
 
-    Workers that have ``audit_context_keys`` receive plain tasks with it: ``celery.map`` and the
-    like call skills as whom their message names, so that must be proven as well.
+    Workers that have ``audit_context_keys`` receive plain tasks with it: what they publish, and the
+    skills they call, run as whom their message names, so that must be proven as well.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -49,16 +49,59 @@ class CarryingRequest(Request):
         _verify(self)
 
 
-class SkillRequest(Request):
+class DiscreetRequest(Request):
+    """One delivery of a message whose values nobody but the body gets to see.
+
+    Raises:
+        InvalidTaskError: the message has no form that Celery could use; it rejects such a message
+            for good, where it would stumble over it otherwise, and end the worker.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().__init__(*args, **kwargs)
+            _, keywords, embed = self._Request__payload
+        except (TypeError, ValueError, KeyError) as error:
+            raise InvalidTaskError(f"no message of a task: {type(error).__name__}") from None
+        if not isinstance(keywords, Mapping):
+            raise InvalidTaskError("Task keyword arguments is not a mapping")
+        if not isinstance(embed, Mapping | None):
+            raise InvalidTaskError("what a message embeds beside its arguments must be an object")
+        if (name := unusable_header(self._request_dict)) is not None:
+            raise InvalidTaskError(f"header {name!r} has no value that Celery could use")
+        self._argsrepr = self._kwargsrepr = self._arguments_shown()
+        self._request_dict.update(argsrepr=self._argsrepr, kwargsrepr=self._argsrepr)
+        _verify(self)
+
+    def info(self, safe: bool = False) -> Any:
+        """Called for ``inspect active``, ``reserved``, ``scheduled``, ...: never the arguments."""
+        return super().info(safe=True)
+
+    def send_event(self, type: str, **fields: Any) -> None:
+        """Called with what the worker tells the world of this task."""
+        if "result" in fields and not is_shown(fields["result"]):
+            fields["result"] = WITHHELD  # Celery read it back, when a child died after its success
+        super().send_event(type, **fields)
+
+    def _arguments_shown(self) -> str:
+        """The hash that stands for the arguments; a foreign publisher sends them as they are."""
+        runtime = runtime_of(self.app)
+        tenant = self._request_dict.get(TENANT_HEADER)
+        key = runtime.hash_key(tenant) if isinstance(tenant, str) else None
+        sent = self._argsrepr
+        if is_shown(sent, key) and self._kwargsrepr == sent:
+            return str(sent)
+        if not is_skill(self.task):
+            return as_sent(self.args, self.kwargs, key)
+        return of_skill(self.task, self.args, self.kwargs, key)
+
+
+class SkillRequest(DiscreetRequest):
     """One delivery of one message.
 
     The request_id goes to the pool child in the request's headers, so that both processes know it,
     and always over what the message claims: an unknown header of a message is copied into its
     retries, and a retry is an invocation of its own.
-
-    Raises:
-        InvalidTaskError: a header has no value that Celery could use; it rejects such a message
-            for good.
     """
 
     _accepted: float | None = None
@@ -66,12 +109,7 @@ class SkillRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         headers = self._request_dict
-        if (name := unusable_header(headers)) is not None:
-            raise InvalidTaskError(f"header {name!r} has no value that Celery could use")
         headers[REQUEST_ID_HEADER] = self.request_id = new_request_id()
-        self._argsrepr = self._kwargsrepr = self._arguments_shown()
-        headers["argsrepr"] = headers["kwargsrepr"] = self._argsrepr
-        _verify(self)
         if is_unproven(headers):
             self._empty()
         if Trace.parse(headers.get(TRACE_HEADER)) is None:
@@ -99,27 +137,7 @@ class SkillRequest(Request):
         with self._on_behalf_of_the_caller():
             return super().on_timeout(soft, timeout)
 
-    def info(self, safe: bool = False) -> Any:
-        """Called for ``inspect active``, ``reserved``, ``scheduled``, ...: never the arguments."""
-        return super().info(safe=True)
-
-    def send_event(self, type: str, **fields: Any) -> None:
-        """Called with what the worker tells the world of this task."""
-        if "result" in fields and not is_shown(fields["result"]):
-            fields["result"] = WITHHELD  # Celery read it back, when a child died after its success
-        super().send_event(type, **fields)
-
     # --- inside -------------------------------------------------------------------------------
-
-    def _arguments_shown(self) -> str:
-        """The hash that stands for the arguments; a foreign publisher sends them as they are."""
-        runtime = runtime_of(self.app)
-        tenant = self._request_dict.get(TENANT_HEADER)
-        key = runtime.hash_key(tenant) if isinstance(tenant, str) else None
-        sent = self._argsrepr
-        if is_shown(sent, key) and self._kwargsrepr == sent:
-            return str(sent)
-        return of_skill(self.task, self.args, self.kwargs, key)
 
     def _empty(self) -> None:
         """Leave nothing of a message that proves nothing but its refusal.

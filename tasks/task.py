@@ -48,6 +48,7 @@ from tasks.caller import (
 from tasks.coroutine import run_to_its_end
 from tasks.declaration import check_declaration, fits_errback
 from tasks.discretion import (
+    MASKING_HOOKS,
     discreet,
     error_of,
     mask_failure,
@@ -64,9 +65,6 @@ from tasks.refused import publish_again
 from tasks.reprs import shown
 from tasks.runtime import SkillRuntime, runtime_of
 from tasks.standin import is_stand_in
-
-#: Hooks that mask what Celery passes on; one of an application's own runs after that.
-_MASKING_HOOKS: Final = ("on_failure", "on_retry")
 
 
 class SkillTask(Task):
@@ -99,7 +97,7 @@ class SkillTask(Task):
             raise SkillDefinitionError(
                 f"skill {cls.name}: its class overrides __call__, in which invocations are closed"
             )
-        for hook in _MASKING_HOOKS:
+        for hook in MASKING_HOOKS:
             if (own := getattr(cls, hook)) is not getattr(SkillTask, hook):
                 setattr(cls, hook, masking_first(own))
         super().on_bound(app)

@@ -21,11 +21,14 @@ from audit.memory import AuditMemory
 from audit.spool import Spool
 from tasks import redaction, telemetry
 from tasks.amqp import require_protocol_2
+from tasks.caller import is_built_in
+from tasks.discretion import make_discreet
 from tasks.runtime import runtime_of
 
 logger: Final = logging.getLogger("audit")
 
-#: How a worker that has keys receives plain tasks.
+#: How a worker receives Celery's own tasks, and where it has keys, plain ones.
+DISCREET: Final = "tasks.request:DiscreetRequest"
 CARRYING: Final = "tasks.request:CarryingRequest"
 
 
@@ -54,8 +57,7 @@ class AuditStep(bootsteps.StartStopStep):
             require_protocol_2(parent.app)
             if runtime.settings.redact_logs:
                 redaction.install()
-            if runtime.settings.context_keys:
-                _verify_plain_tasks(parent.app)
+            _receive(parent.app, proven=bool(runtime.settings.context_keys))
             runtime.spool.check()
             _check(runtime.memory)
         except MemoryUnavailableError as error:
@@ -79,10 +81,16 @@ class AuditStep(bootsteps.StartStopStep):
         """The lease is given back when the process ends, after the pool has."""
 
 
-def _verify_plain_tasks(app: Any) -> None:
-    """What a plain task publishes inherits the context of its message: that must be proven too."""
+def _receive(app: Any, *, proven: bool) -> None:
+    """How the messages of tasks that are no skills are received.
+
+    What a plain task publishes inherits the context of its message: that must be proven too.
+    """
     for task in app.tasks.values():
-        if task.Request == Task.Request:
+        if is_built_in(task):
+            make_discreet(task)
+            task.Request = DISCREET
+        elif proven and task.Request == Task.Request:
             task.Request = CARRYING
 
 
