@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Final
 
+from billiard.einfo import ExceptionInfo
 from celery.app.trace import trace_ok_t
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskPredicate
 
@@ -131,12 +132,12 @@ def _set_tracer(task: Any, tracer: Any) -> None:
 
 def _discreetly(task: Any, told: Any, args: Any, kwargs: Any) -> Any:
     state = running()
-    if told.info is None:
-        hashed = state.result_shown if state is not None else None
-        return trace_ok_t(told.retval, None, told.runtime, hashed or WITHHELD)
-    # Masked already, but where Celery itself stumbled and called no hook.
-    mask_info(told.retval, _values_here(args, kwargs), type_only=type_only(task))
-    return told
+    if isinstance(told.retval, ExceptionInfo):
+        # Masked already, but where Celery itself stumbled and called no hook.
+        mask_info(told.retval, _values_here(args, kwargs), type_only=type_only(task))
+        return told
+    hashed = state.result_shown if state is not None else None
+    return trace_ok_t(told.retval, told.info, told.runtime, hashed or WITHHELD)
 
 
 def _out_of_tracer(task: Any, error: BaseException, args: Any, kwargs: Any) -> BaseException:
