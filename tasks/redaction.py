@@ -10,8 +10,9 @@ handler, formatter or collector of records gets to see more:
 * Celery's dumps of whole messages are withheld, and so are texts of errors where nobody can tell
   whose values they quote (another invocation's, in a chord); the error's class stays.
 
-Threads that a body starts by itself, without its context, log as ever. For development,
-``audit_redact_logs = False`` leaves logs alone.
+Threads that a body starts by itself, without its context, log as ever, and what a body passes as
+``extra`` is put into a record after it was made. For development, ``audit_redact_logs = False``
+leaves logs alone.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from audit.errors import AuditError
+from audit.masking import Masker
 from tasks.caller import ChildState, is_discreet, is_skill, running
 from tasks.extras import Extras
 from tasks.reprs import WITHHELD, is_shown
@@ -55,6 +57,9 @@ TELLING: Final = (
 
 #: The host's own logger, which never says a value; alarms look for what it says to the letter.
 _OWN: Final = "audit"
+
+#: Loggers that make a mapping for each record; one of an application's own must stay as it is.
+_CELERYS: Final = "celery."
 
 #: Loggers that speak of errors of whichever invocation, with none running here.
 _OF_WHICHEVER: Final = (
@@ -108,7 +113,7 @@ def _redact(record: logging.LogRecord) -> None:
     withhold = _DUMPS.get(str(record.msg))
     if withhold is not None:
         withhold(record)
-    if isinstance(record.args, Mapping):
+    if isinstance(record.args, dict) and record.name.startswith(_CELERYS):
         _show_hashes(record.args, state)
     if record.name == "py.warnings" and state is None:
         _withhold_internal_error(record)
@@ -124,9 +129,12 @@ def _mask(record: logging.LogRecord, state: ChildState) -> None:
 
     Not out of the one that every success writes: nothing is left in it but hashes.
     """
-    values, message = state.values, record.getMessage()
+    values = state.values
+    if state.type_only and isinstance(record.args, tuple):
+        record.args = tuple(map(_without_text, record.args))
+    message = record.getMessage()
     masked = values.mask(message)
-    if masked != message:
+    if masked != message or _shows(record.args, values):
         record.msg, record.args = masked, None
     error = record.exc_info[1] if record.exc_info else None
     if record.exc_info and error is not None and not is_stand_in(unwrapped(error)):
@@ -136,10 +144,16 @@ def _mask(record: logging.LogRecord, state: ChildState) -> None:
         _replace_error(record, stand_in(unwrapped(error), values, type_only=state.type_only))
 
 
-def _show_hashes(context: Mapping[str, Any], state: ChildState | None) -> None:
+def _shows(args: Any, values: Masker) -> bool:
+    """Whether a collector that keeps the arguments of a message would keep a value."""
+    told = repr(args) if args else ""
+    return values.mask(told) != told
+
+
+def _show_hashes(context: dict[Any, Any], state: ChildState | None) -> None:
     """Put hashes into what Celery says of a skill; the same object is the record's ``data``."""
     task = get_current_task()
-    if not isinstance(context, dict) or not (state or is_discreet(task)):
+    if not (state or is_discreet(task)):
         return
     for name in ("args", "kwargs"):
         if name in context and not is_shown(context[name]):
@@ -178,6 +192,10 @@ def _withhold_internal_error(record: logging.LogRecord) -> None:
     found = _INTERNAL_ERROR.search(message)
     if found is not None:
         record.msg, record.args = f"{message[: found.end()]}: {WITHHELD}", None
+
+
+def _without_text(part: Any) -> Any:
+    return stand_in(part, (), type_only=True) if isinstance(part, BaseException) else part
 
 
 def _class_alone(part: Any) -> Any:

@@ -1,9 +1,10 @@
 """An error in the place of another, that says the same without what it was told.
 
-Celery hands the error of a failed task to its log, its events, the result of ``inspect`` and every
-receiver of its signals, OpenTelemetry's among them. What they get of a skill's error is a stand-in:
-it has the other one's class name and masked text, and neither its arguments nor its causes. The
-result backend gets the error itself, for the caller.
+Celery hands the error of a failed task to its log, its events, the result of ``inspect`` and, as
+``einfo``, to every receiver of its signals, OpenTelemetry's among them. What they get of a skill's
+error is a stand-in: it has the other one's class name and masked text, and neither its arguments
+nor its causes. The result backend gets the error itself, for the caller; so do receivers in the
+process that ran the body, beside ``einfo``, as they get the arguments.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ class StandIn(Exception):
     """
 
     original: BaseException | None = None
+
+    #: Whoever formats what ``isinstance`` takes for a group asks for its members: none are told.
+    exceptions: tuple[BaseException, ...] = ()
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
