@@ -1,0 +1,31 @@
+"""A process that publishes skills which it does not know: it has their names and nothing else."""
+
+from __future__ import annotations
+
+import sys
+
+from celery import chain
+from opentelemetry import trace
+
+from audit import acting_as
+from audit.context import Trace
+from tasks import SkillHost
+
+
+def main(how: str, persona: str, tenant_id: str, traceparent: str) -> None:
+    app = SkillHost("ignorant")
+    app.conf.task_default_queue = "skills"
+    assert not any(name.startswith("test.") for name in app.tasks)
+    place = Trace.parse(traceparent)
+    assert place is not None
+    with acting_as(persona, tenant_id), trace.use_span(place.span()):
+        if how == "send_task":
+            result = app.send_task("test.echo", (1,))
+        else:
+            echo = app.signature("test.echo")
+            result = chain(echo.clone((1,)), echo.clone(), echo.clone()).apply_async()
+    print(result.id)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
