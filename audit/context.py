@@ -233,12 +233,20 @@ def acting_as(caller_persona: str, tenant_id: UUID | str) -> Iterator[Invocation
 
 @contextmanager
 def using(context: InvocationContext | None) -> Iterator[None]:
-    """Put ``context`` in force inside the block."""
-    token = enter(context)
+    """Put ``context`` in force inside the block.
+
+    A block that its generator never left is closed when that is collected, perhaps in the midst of
+    another invocation: then nothing is put back over whoever is in force there.
+    """
+    token, abandoned = enter(context), False
     try:
         yield
+    except GeneratorExit:
+        abandoned = _current.get() is not context
+        raise
     finally:
-        leave(token)
+        if not abandoned:
+            leave(token)
 
 
 def enter(context: InvocationContext | None) -> Token[InvocationContext | None]:
