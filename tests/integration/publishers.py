@@ -35,10 +35,10 @@ def _acting_block() -> Iterator[None]:
 
 
 def _abandon_a_block() -> None:
-    """Enter a block, never leave it, and let the one before be collected here and now."""
+    """Enter a block and never leave it."""
     block = _acting_block()
     next(block)
-    _abandoned[:] = [block]
+    _abandoned.append(block)
 
 
 def declare_publishers(app: Celery, echo: Any, add: Any) -> SimpleNamespace:
@@ -98,6 +98,8 @@ def declare_publishers(app: Celery, echo: Any, add: Any) -> SimpleNamespace:
                 echo.delay(number)
                 raise ValueError(how)
         if how == "abandons a block":
+            _abandoned.clear()  # what an earlier invocation left is collected here and now
+            echo.delay(number)
             _abandon_a_block()
             raise ValueError(how)
         if how == "overruns":
