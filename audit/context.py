@@ -29,6 +29,8 @@ PERSONA_HEADER: Final = "audit_persona"
 TENANT_HEADER: Final = "audit_tenant_id"
 PARENT_HEADER: Final = "audit_parent_request_id"
 TRACE_HEADER: Final = "traceparent"
+#: Other vendors' notes on the same trace: none of ours, and worth nothing in another trace.
+TRACE_STATE_HEADER: Final = "tracestate"
 
 CONTEXT_HEADERS: Final = frozenset({PERSONA_HEADER, TENANT_HEADER, PARENT_HEADER})
 
