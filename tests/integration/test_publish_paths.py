@@ -7,20 +7,16 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from celery import Celery
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
 
 from audit import AuditRow, InvocationContext
 from audit.context import Trace
 from audit.row import COMPLETED, STARTED
-from tests.integration.otlp import OtlpSink
 from tests.integration.stack import ROOT, Stack, caller, running_stack
 from tests.integration.ways import WAYS, Way, publish_link
 from tests.support import wait_until
@@ -132,39 +128,6 @@ def test_a_beat_entry_without_a_caller_is_not_published(beat: Stack) -> None:
     wait_until(lambda: "no caller persona and tenant" in log.read_text(), 20)
     assert beat.journal() == []
     invocations(beat, "88888888-8888-4888-8888-888888888888", 5)
-
-
-# --- OpenTelemetry --------------------------------------------------------------------------------
-
-
-def test_rows_and_spans_of_caller_and_worker_share_one_trace(tmp_path: Path) -> None:
-    """With an SDK in caller and worker, rows stand in the trace that both of them export."""
-    tracer = TracerProvider().get_tracer("caller")
-    with OtlpSink() as sink, running_stack(tmp_path) as stack:
-        worker = stack.worker("prefork", 1, environ=sink.environ)
-        with caller(), tracer.start_as_current_span("llm call") as span:
-            result = stack.skills.nested.delay(1)
-            child_id = result.get(timeout=20)
-        rows = [*stack.pair(result.id), *stack.pair(child_id)]
-        worker.stop()
-        trace_id = f"{span.get_span_context().trace_id:032x}"
-        assert {row.payload["trace_id"] for row in rows} == {trace_id}
-        exported = {span.name: span.trace_id.hex() for span in sink.spans()}
-        assert exported["run/test.nested"] == trace_id
-        assert exported["run/test.echo"] == trace_id
-        assert exported["apply_async/test.echo"] == trace_id
-
-
-@pytest.mark.parametrize("sampler", [None, ALWAYS_OFF], ids=["sampled", "unsampled"])
-def test_an_unsampled_trace_is_joined_as_well(stack: Stack, sampler: Sampler | None) -> None:
-    """Sampling decides what is exported, not what stands in the rows."""
-    tracer = TracerProvider(sampler=sampler).get_tracer("caller")
-    with caller(), tracer.start_as_current_span("llm call") as span:
-        result = stack.skills.nested.delay(1)
-        child_id = result.get(timeout=20)
-    trace_id = f"{span.get_span_context().trace_id:032x}"
-    for row in (*stack.pair(result.id), *stack.pair(child_id)):
-        assert row.payload["trace_id"] == trace_id
 
 
 def test_a_plain_celery_caller_with_context_headers_is_served(stack: Stack) -> None:
