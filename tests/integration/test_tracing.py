@@ -30,6 +30,7 @@ WORKERS: dict[str, tuple[str, dict[str, str] | None]] = {
     "sdk": ("worker_app", {}),
     "disabled_sdk": ("worker_app", {"OTEL_SDK_DISABLED": "true"}),
     "span_links": ("traced_app", {}),
+    "span_links_of_children": ("traced_app", {"INSTRUMENT_IN_CHILDREN": "true"}),
 }
 
 
