@@ -6,6 +6,8 @@ import sys
 
 from celery import chain
 from opentelemetry import trace
+from opentelemetry.instrumentation.celery import CeleryInstrumentor
+from opentelemetry.sdk.trace import TracerProvider
 
 from audit import acting_as
 from audit.context import Trace
@@ -18,12 +20,15 @@ def main(how: str, persona: str, tenant_id: str, traceparent: str) -> None:
     assert not any(name.startswith("test.") for name in app.tasks)
     place = Trace.parse(traceparent)
     assert place is not None
+    if how == "traced":
+        trace.set_tracer_provider(TracerProvider())
     with acting_as(persona, tenant_id), trace.use_span(place.span()):
-        if how == "send_task":
+        if how in ("send_task", "traced"):
             result = app.send_task("test.echo", (1,))
         else:
             echo = app.signature("test.echo")
             result = chain(echo.clone((1,)), echo.clone(), echo.clone()).apply_async()
+    assert CeleryInstrumentor().is_instrumented_by_opentelemetry is (how == "traced")
     print(result.id)
 
 

@@ -19,6 +19,7 @@ from audit import AuditRow, InvocationContext
 from audit.context import TRACE_HEADER, TRACE_STATE_HEADER, Trace
 from tests.integration.otlp import OtlpSink
 from tests.integration.stack import Stack, caller, running_stack
+from tests.integration.ways import publish_in_a_process
 from tests.support import TENANT, wait_until
 
 TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
@@ -86,6 +87,13 @@ def test_a_caller_without_a_trace_gets_one(traced: Traced) -> None:
         parent, child = nested_rows(traced.stack)
     assert len(trace_ids(parent + child)) == 1
     assert len(trace_ids([*first, *second, *parent])) == 3
+
+
+def test_a_caller_whose_sdk_is_instrumented(traced: Traced) -> None:
+    """A caller's process with an SDK of its own publishes in its trace, to every worker."""
+    with caller(), trace.use_span(PLACE.span()):
+        task_id = publish_in_a_process(traced.stack, "traced")
+    assert trace_ids(list(traced.stack.pair(task_id))) == {PLACE.trace_id}
 
 
 def test_spans_of_caller_and_worker_share_the_trace(traced: Traced) -> None:
