@@ -179,6 +179,17 @@ def test_a_malformed_traceparent_stops_nothing(traced: Traced, name: str) -> Non
     assert TRACE_STATE_HEADER not in nested
 
 
+def test_both_processes_agree_although_one_dies(traced: Traced) -> None:
+    """The child wrote the started row, the main process the completed one: one trace in both."""
+    headers = InvocationContext("foreign@1", TENANT).headers()
+    result = traced.foreign.send_task(
+        "test.die", ("sigkill",), queue="skills", headers={**headers, TRACE_HEADER: "malformed"}
+    )
+    started, completed = traced.stack.pair(result.id)
+    assert completed.meta["reason"] == "worker_lost"
+    assert started.payload["trace_id"] == completed.payload["trace_id"]
+
+
 @pytest.mark.parametrize(
     "state",
     [
