@@ -30,6 +30,8 @@ TENANT_HEADER: Final = "audit_tenant_id"
 PARENT_HEADER: Final = "audit_parent_request_id"
 ON_BEHALF_HEADER: Final = "audit_on_behalf_of"
 TRACE_HEADER: Final = "traceparent"
+#: Other vendors' notes on the same trace: none of ours, and worth nothing in another trace.
+TRACE_STATE_HEADER: Final = "tracestate"
 
 CONTEXT_HEADERS: Final = frozenset({PERSONA_HEADER, TENANT_HEADER, PARENT_HEADER, ON_BEHALF_HEADER})
 
@@ -248,12 +250,20 @@ def acting_as(
 
 @contextmanager
 def using(context: InvocationContext | None) -> Iterator[None]:
-    """Put ``context`` in force inside the block."""
-    token = enter(context)
+    """Put ``context`` in force inside the block.
+
+    A block that its generator never left is closed when that is collected, perhaps in the midst of
+    another invocation: then nothing is put back over whoever is in force there.
+    """
+    token, abandoned = enter(context), False
     try:
         yield
+    except GeneratorExit:
+        abandoned = _current.get() is not context
+        raise
     finally:
-        leave(token)
+        if not abandoned:
+            leave(token)
 
 
 def enter(context: InvocationContext | None) -> Token[InvocationContext | None]:

@@ -20,7 +20,14 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from audit import metrics
-from audit.context import TENANT_HEADER, TRACE_HEADER, InvocationContext, Trace, using
+from audit.context import (
+    TENANT_HEADER,
+    TRACE_HEADER,
+    TRACE_STATE_HEADER,
+    InvocationContext,
+    Trace,
+    using,
+)
 from audit.errors import AuditMemoryError, InvocationError, SpoolError
 from audit.invocation import new_request_id
 from audit.masking import error_message
@@ -115,6 +122,7 @@ class SkillRequest(DiscreetRequest):
         if Trace.parse(headers.get(TRACE_HEADER)) is None:
             # Made here and not in the child: rows of either process must agree.
             headers[TRACE_HEADER] = Trace.fresh().header()
+            headers.pop(TRACE_STATE_HEADER, None)  # of a trace that nobody could read
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Called when a pool child took the message."""

@@ -22,6 +22,7 @@ from audit import current_context
 from tasks import SkillTask
 from tasks.caller import REQUEST_ID_HEADER
 from tasks.host import skill
+from tests.integration.publishers import declare_publishers
 
 
 def journal(line: str) -> None:
@@ -326,4 +327,6 @@ def declare(app: Celery) -> SimpleNamespace:
     def plain_publishes(x: int) -> str:
         return str(echo.delay(x).id)
 
-    return SimpleNamespace(**{k: v for k, v in locals().items() if k != "app"})
+    publishers = vars(declare_publishers(app, echo, add))
+    own = {k: v for k, v in locals().items() if k not in ("app", "publishers")}
+    return SimpleNamespace(**own, **publishers)

@@ -5,116 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from celery import Celery, chain, chord, group
+from celery import Celery
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
 
 from audit import AuditRow, InvocationContext
 from audit.context import Trace
 from audit.row import COMPLETED, STARTED
-from tasks import SkillHost
-from tests.integration.otlp import OtlpSink
-from tests.integration.stack import PERSONA, ROOT, Stack, caller, running_stack
+from tests.integration.stack import ROOT, Stack, caller, running_stack
+from tests.integration.ways import WAYS, Way, publish_link
 from tests.support import wait_until
 
-PATH = Trace.parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-
-
-def publish_delay(stack: Stack) -> Any:
-    return stack.skills.echo.delay(1)
-
-
-def publish_apply_async(stack: Stack) -> Any:
-    return stack.skills.echo.apply_async((1,), countdown=0.01, headers={"mine": "kept"})
-
-
-def publish_send_task(stack: Stack) -> Any:
-    return stack.app.send_task("test.echo", (1,))
-
-
-def publish_signature(stack: Stack) -> Any:
-    return stack.app.signature("test.echo", args=(1,)).apply_async()
-
-
-def publish_retry(stack: Stack) -> Any:
-    return stack.skills.retry.delay("m")
-
-
-def publish_autoretry(stack: Stack) -> Any:
-    return stack.skills.autoretry.delay()
-
-
-def publish_chain(stack: Stack) -> Any:
-    add = stack.skills.add
-    return chain(add.s(1, 1), add.s(1), add.s(1), add.s(1), add.s(1)).apply_async()
-
-
-def publish_group(stack: Stack) -> Any:
-    echo = stack.skills.echo
-    return group(echo.s(1), echo.s(2), group(echo.s(3), echo.s(4))).apply_async()
-
-
-def publish_chord(stack: Stack) -> Any:
-    echo = stack.skills.echo
-    return chord([echo.s(1), echo.s(2), echo.s(3)], stack.skills.total.s()).apply_async()
-
-
-def publish_chord_in_chain(stack: Stack) -> Any:
-    echo, total = stack.skills.echo, stack.skills.total
-    return chain(echo.s(1), group(echo.s(), echo.s()), total.s()).apply_async()
-
-
-def publish_link(stack: Stack) -> Any:
-    return stack.skills.echo.apply_async(
-        (1,), link=[stack.skills.echo.s(), stack.skills.echo.si(2)]
-    )
-
-
-def publish_link_error(stack: Stack) -> Any:
-    return stack.skills.fail.apply_async(("x",), link_error=stack.skills.on_error.s())
-
-
-def publish_replace(stack: Stack) -> Any:
-    return stack.skills.replace.delay(3)
-
-
-def publish_nested(stack: Stack) -> Any:
-    return stack.skills.nested.delay(3)
-
-
-def publish_by_a_plain_task(stack: Stack) -> Any:
-    return stack.skills.plain_publishes.delay(3)
-
-
-def publish_map(stack: Stack) -> Any:
-    return stack.skills.echo.map([1, 2]).apply_async()
-
-
-#: Way to publish, and how many invocations come of it.
-WAYS: list[tuple[Callable[[Stack], Any], int]] = [
-    (publish_delay, 1),
-    (publish_apply_async, 1),
-    (publish_send_task, 1),
-    (publish_signature, 1),
-    (publish_retry, 3),
-    (publish_autoretry, 2),
-    (publish_chain, 5),
-    (publish_group, 4),
-    (publish_chord, 4),
-    (publish_chord_in_chain, 4),
-    (publish_link, 3),
-    (publish_link_error, 2),
-    (publish_replace, 2),
-    (publish_nested, 2),
-    (publish_by_a_plain_task, 1),
-    (publish_map, 2),
-]
+PATH = Trace(trace_id="0af7651916cd43dd8448eb211c80319c", span_id="b7ad6b7169203331")
 
 
 def invocations(stack: Stack, tenant: str, count: int) -> list[AuditRow]:
@@ -127,23 +34,22 @@ def invocations(stack: Stack, tenant: str, count: int) -> list[AuditRow]:
     return stack.rows(tenant_id=tenant, kind=STARTED)
 
 
-@pytest.mark.parametrize(("publish", "count"), WAYS, ids=lambda way: getattr(way, "__name__", ""))
-def test_the_caller_arrives_on_every_way_to_publish(
-    stack: Stack, publish: Callable[[Stack], Any], count: int
-) -> None:
-    """Every invocation that comes of a call has the caller's persona, tenant and trace."""
-    assert PATH is not None
-    tenant = f"00000000-0000-4000-8000-{abs(hash(publish.__name__)) % 10**12:012d}"
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_the_caller_arrives(stack: Stack, way: Way) -> None:
+    """Every invocation that comes of a call has its persona, tenant and trace, and its parent."""
+    tenant = str(uuid4())
     with caller(tenant, "way@1"), trace.use_span(PATH.span()):
-        publish(stack)
-    started = invocations(stack, tenant, count)
-    assert len(started) == count
+        way.publish(stack)
+    started = invocations(stack, tenant, way.invocations.total())
     assert {row.payload["caller_persona"] for row in started} == {"way@1"}
     assert {row.payload["trace_id"] for row in started} == {PATH.trace_id}
-    # Whatever was published by an invocation names it.
-    own = {row.request_id for row in started}
-    parents = [row.meta["parent_request_id"] for row in started]
-    assert set(parents) - {None} <= own
+    skills = {row.request_id: row.payload["skill_id"].removeprefix("test.") for row in started}
+    family = Counter(
+        (skills[row.request_id], skills.get(row.meta["parent_request_id"], "-")) for row in started
+    )
+    assert family == way.invocations
+    # No parent is one that nobody knows.
+    assert {row.meta["parent_request_id"] for row in started} <= {*skills, None}
 
 
 def test_a_group_of_one_call_has_no_parent_and_a_link_has(stack: Stack) -> None:
@@ -164,18 +70,6 @@ def test_headers_never_outlive_their_caller(stack: Stack) -> None:
     started, _ = stack.pair(result.id)
     assert started.payload["caller_persona"] == "fresh@1"
     assert started.payload["tenant_id"] == "77777777-7777-4777-8777-777777777777"
-
-
-def test_send_task_from_an_app_that_does_not_know_the_skill(stack: Stack) -> None:
-    """A host that has no such skill still sends the caller along."""
-    app = SkillHost("ignorant")
-    app.conf.update(broker_url=stack.server.url_for(0), task_default_queue="skills")
-    with caller(), app.producer_pool.acquire(block=True) as producer:
-        result = app.send_task("test.echo", (1,), producer=producer)
-    started, _ = stack.pair(result.id)
-    assert started.payload["caller_persona"] == PERSONA
-    app.close()
-    stack.app.set_current()
 
 
 def test_a_caller_without_a_trace_gets_a_fresh_one_in_both_rows(stack: Stack) -> None:
@@ -234,39 +128,6 @@ def test_a_beat_entry_without_a_caller_is_not_published(beat: Stack) -> None:
     wait_until(lambda: "no caller persona and tenant" in log.read_text(), 20)
     assert beat.journal() == []
     invocations(beat, "88888888-8888-4888-8888-888888888888", 5)
-
-
-# --- OpenTelemetry --------------------------------------------------------------------------------
-
-
-def test_rows_and_spans_of_caller_and_worker_share_one_trace(tmp_path: Path) -> None:
-    """With an SDK in caller and worker, rows stand in the trace that both of them export."""
-    tracer = TracerProvider().get_tracer("caller")
-    with OtlpSink() as sink, running_stack(tmp_path) as stack:
-        worker = stack.worker("prefork", 1, environ=sink.environ)
-        with caller(), tracer.start_as_current_span("llm call") as span:
-            result = stack.skills.nested.delay(1)
-            child_id = result.get(timeout=20)
-        rows = [*stack.pair(result.id), *stack.pair(child_id)]
-        worker.stop()
-        trace_id = f"{span.get_span_context().trace_id:032x}"
-        assert {row.payload["trace_id"] for row in rows} == {trace_id}
-        exported = {span.name: span.trace_id.hex() for span in sink.spans()}
-        assert exported["run/test.nested"] == trace_id
-        assert exported["run/test.echo"] == trace_id
-        assert exported["apply_async/test.echo"] == trace_id
-
-
-@pytest.mark.parametrize("sampler", [None, ALWAYS_OFF], ids=["sampled", "unsampled"])
-def test_an_unsampled_trace_is_joined_as_well(stack: Stack, sampler: Sampler | None) -> None:
-    """Sampling decides what is exported, not what stands in the rows."""
-    tracer = TracerProvider(sampler=sampler).get_tracer("caller")
-    with caller(), tracer.start_as_current_span("llm call") as span:
-        result = stack.skills.nested.delay(1)
-        child_id = result.get(timeout=20)
-    trace_id = f"{span.get_span_context().trace_id:032x}"
-    for row in (*stack.pair(result.id), *stack.pair(child_id)):
-        assert row.payload["trace_id"] == trace_id
 
 
 def test_a_plain_celery_caller_with_context_headers_is_served(stack: Stack) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -376,6 +376,37 @@ def test_acting_as_resets_after_an_error() -> None:
     with acting_as(PERSONA, TENANT) as outer:
         with pytest.raises(InvalidInvocationContext), acting_as("", TENANT):
             pytest.fail("the block of a bad caller ran")
+        assert current_context() is outer
+
+
+def test_a_block_that_was_abandoned_changes_nothing_when_it_is_collected() -> None:
+    """A generator left inside a block is closed at any time, perhaps in another's run."""
+
+    def block() -> Iterator[None]:
+        with acting_as("gone@1", TENANT):
+            yield
+
+    with acting_as(PERSONA, TENANT):
+        abandoned = block()
+        next(abandoned)
+    with acting_as("next@1", TENANT) as in_force:
+        abandoned.close()
+        assert current_context() is in_force
+    assert find_context() is None
+
+
+def test_a_generator_that_is_closed_in_its_block_leaves_it() -> None:
+    """While its own caller is in force, closing a generator gives back the one before."""
+
+    def block() -> Iterator[None]:
+        with acting_as("inner@1", TENANT):
+            yield
+
+    with acting_as(PERSONA, TENANT) as outer:
+        inner = block()
+        next(inner)
+        assert current_context().caller_persona == "inner@1"
+        inner.close()
         assert current_context() is outer
 
 

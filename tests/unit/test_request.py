@@ -97,14 +97,16 @@ def test_the_request_id_is_made_here_whatever_the_message_claims(
 @pytest.mark.parametrize("bad", [None, "", "00-0-0-0", 5])
 def test_both_processes_agree_on_a_trace_that_the_message_lacks(app: SkillHost, bad: Any) -> None:
     """It is made once, here, in the headers that the child gets."""
-    request = receive(app, traceparent=bad)
+    request = receive(app, traceparent=bad, tracestate="vendor=opaque")
     assert Trace.parse(request._request_dict["traceparent"]) is not None
+    assert "tracestate" not in request._request_dict  # it spoke of another trace
 
 
 def test_a_trace_that_the_message_has_stays(app: SkillHost) -> None:
     """The caller's."""
     header = Trace.fresh().header()
-    assert receive(app, traceparent=header)._request_dict["traceparent"] == header
+    received = receive(app, traceparent=header, tracestate="vendor=opaque")._request_dict
+    assert (received["traceparent"], received["tracestate"]) == (header, "vendor=opaque")
 
 
 # --- endings seen from outside --------------------------------------------------------------------
