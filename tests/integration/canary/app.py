@@ -1,13 +1,16 @@
 """The app that the canary's worker, Flower and caller run, and what is switched off in it.
 
 ``CANARY_OFF`` names one protection that is patched away in this process. ``CANARY_RECORDS`` is a
-file for every log record with all its attributes, as an error tracker would send them.
+file for every log record with all its attributes, as an error tracker would send them, and
+``CANARY_SIGNALS`` one for what receivers of Celery's signals get to see.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
+from pathlib import Path
 from typing import Any
 
 from celery import signals
@@ -31,8 +34,24 @@ def keep_records(logger: logging.Logger | None = None, **_: Any) -> None:
     (logger or logging.getLogger()).addHandler(handler)
 
 
+def keep_failure(einfo: Any = None, reason: Any = None, **_: Any) -> None:
+    """What a receiver is told of a failure or a retry (the error itself is the body's own)."""
+    with Path(os.environ["CANARY_SIGNALS"]).open("a") as signals_seen:
+        told = (einfo.traceback, repr(einfo.exception), str(einfo), str(reason))
+        signals_seen.write("\n".join(map(str, told)) + "\n")
+
+
+def kill(sender: Any = None, **_: Any) -> None:
+    """Kill this process when a success is stored, and nobody has been told yet."""
+    if sender.name == "canary.killed-after-success":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 switch_off(os.environ.get("CANARY_OFF", ""))
 signals.after_setup_logger.connect(keep_records, weak=False)
+signals.task_failure.connect(keep_failure, weak=False)
+signals.task_retry.connect(keep_failure, weak=False)
+signals.task_success.connect(kill, weak=False)
 signals.after_setup_task_logger.connect(keep_records, weak=False)
 
 app = SkillHost("canary", set_as_current=True)

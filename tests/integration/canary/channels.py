@@ -83,13 +83,15 @@ class Events:
 class Flower:
     """A Flower of its own, and what it shows to somebody who may look."""
 
-    def __init__(self, directory: Path, app: str, environ: dict[str, str]) -> None:
+    def __init__(
+        self, directory: Path, app: str, environ: dict[str, str], conf: Path | None
+    ) -> None:
         self.log = directory / "flower.log"
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
             self.port = free.getsockname()[1]
         command = [sys.executable, "-m", "celery", "-A", app, "flower", "--address=127.0.0.1"]
         command += [f"--port={self.port}", f"--basic_auth={USER}:{PASSWORD}", "--logging=debug"]
-        command += [f"--conf={ROOT / 'flowerconfig.py'}"]
+        command += [f"--conf={conf}"] if conf else []
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -168,6 +170,13 @@ def spans(sink: OtlpSink) -> Iterator[Document]:
 def files(channel: str, paths: Iterable[Path]) -> Iterator[Document]:
     for path in paths:
         yield Document(channel, path.name, path.read_bytes().decode("utf-8", "replace"))
+
+
+def results(app: Any, ids: Iterable[str]) -> Iterator[Document]:
+    """What the result backend keeps of skills whose body is excluded; of others it keeps all."""
+    for task_id in ids:
+        kept = app.backend.get(app.backend.get_key_for_task(task_id))
+        yield Document("results", task_id, (kept or b"").decode())
 
 
 def inspections(app: Any, ids: Iterable[str]) -> Iterator[Document]:

@@ -48,6 +48,7 @@ class Host:
             "CANARY_RELEASE": str(self.directory),
         }
         own["CANARY_RECORDS"] = str(self.directory / f"{name}.records")
+        own["CANARY_SIGNALS"] = str(self.directory / "signals")
         return {**self.stack.environ, **self.sink.environ, **own}
 
     def worker(self, off: str = "", pool: str = "prefork") -> Worker:
@@ -56,7 +57,8 @@ class Host:
 
     @contextlib.contextmanager
     def flower(self, off: str = "") -> Iterator[Flower]:
-        flower = Flower(self.directory, APP, self.environ("flower", off))
+        conf = None if off == "flowerconfig.py" else ROOT / "flowerconfig.py"
+        flower = Flower(self.directory, APP, self.environ("flower", off), conf)
         try:
             yield flower.ready()
         finally:
@@ -166,6 +168,9 @@ class Host:
         yield from self.events.documents()
         yield from channels.spans(self.sink)
         yield from channels.files("logs", sorted(self.directory.glob("*.log")))
+        yield from channels.files("signals", self.directory.glob("signals"))
+        excluded = [task_id for way, task_id in self.ids.items() if way.startswith("body excluded")]
+        yield from channels.results(self.stack.app, excluded)
         yield from channels.files("log records", sorted(self.directory.glob("*.records")))
 
 

@@ -45,15 +45,6 @@ class AwkwardError(Exception):
         self.text, self.code = text, code
 
 
-class BadHookTask(SkillTask):
-    """Its hook forgets super(), and quotes the arguments in an error of its own."""
-
-    abstract = True
-
-    def on_failure(self, exc: Any, task_id: Any, args: Any, kwargs: Any, einfo: Any) -> None:
-        raise RuntimeError(f"the hook choked on {args} and {kwargs}")
-
-
 def leaves(value: Any) -> Iterator[Any]:
     """Every leaf of nested arguments, dict keys included; no number of a path."""
     if isinstance(value, Mapping):
@@ -75,6 +66,23 @@ def declare(app: Celery) -> SimpleNamespace:
     """Declare the canary's skills in ``app``; they come back by name."""
     mint = Mint(os.environ["CANARY_SEED"])
     found: dict[str, Any] = {}
+
+    # Made here and not above: what a class gets depends on what is switched off by now.
+    class OwnHookTask(SkillTask):
+        """Its hook forgets super()."""
+
+        abstract = True
+
+        def on_failure(self, *_: Any) -> None:
+            logger.info("the hook saw a failure")
+
+    class BadHookTask(SkillTask):
+        """Its hook forgets super(), and quotes the arguments in an error of its own."""
+
+        abstract = True
+
+        def on_failure(self, exc: Any, task_id: Any, args: Any, kwargs: Any, einfo: Any) -> None:
+            raise RuntimeError(f"the hook choked on {args} and {kwargs}")
 
     def canary(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
         def register(body: Callable[..., Any]) -> Any:
@@ -204,6 +212,23 @@ def declare(app: Celery) -> SimpleNamespace:
 
     @canary("bad-hook", base=BadHookTask)
     def bad_hook(path: int, *values: Any, **more: Any) -> NoReturn:
+        raise ValueError(quoted("raw", values, more))
+
+    @canary("own-hook", base=OwnHookTask)
+    def own_hook(path: int, *values: Any, **more: Any) -> NoReturn:
+        raise ValueError(quoted("raw", values, more))
+
+    @canary("killed-after-success", acks_late=True)
+    def killed_after_success(path: int, *values: Any, **more: Any) -> Any:
+        """The app's receiver of ``task_success`` kills the process."""
+        return mint.result(path)
+
+    @canary("excluded", body_excluded=True)
+    def excluded(path: int, *values: Any, **more: Any) -> Any:
+        return mint.result(path)
+
+    @canary("excluded-fails", body_excluded=True)
+    def excluded_fails(path: int, *values: Any, **more: Any) -> NoReturn:
         raise ValueError(quoted("raw", values, more))
 
     for quote in QUOTES:
