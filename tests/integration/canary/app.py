@@ -34,11 +34,11 @@ def keep_records(logger: logging.Logger | None = None, **_: Any) -> None:
     (logger or logging.getLogger()).addHandler(handler)
 
 
-def keep_failure(einfo: Any = None, reason: Any = None, **_: Any) -> None:
-    """What a receiver is told of a failure or a retry (the error itself is the body's own)."""
-    with Path(os.environ["CANARY_SIGNALS"]).open("a") as signals_seen:
-        told = (einfo.traceback, repr(einfo.exception), str(einfo), str(reason))
-        signals_seen.write("\n".join(map(str, told)) + "\n")
+def keep_told(einfo: Any = None, reason: Any = None, **_: Any) -> None:
+    """What receivers are told of a failure; error and result themselves are the body's own."""
+    texts = (str(einfo), str(einfo.traceback), repr(einfo.exception), str(reason))
+    with Path(os.environ["CANARY_SIGNALS"]).open("a") as file:
+        file.write("\n".join(texts) + "\n")
 
 
 def kill(sender: Any = None, **_: Any) -> None:
@@ -49,8 +49,8 @@ def kill(sender: Any = None, **_: Any) -> None:
 
 switch_off(os.environ.get("CANARY_OFF", ""))
 signals.after_setup_logger.connect(keep_records, weak=False)
-signals.task_failure.connect(keep_failure, weak=False)
-signals.task_retry.connect(keep_failure, weak=False)
+signals.task_failure.connect(keep_told, weak=False)
+signals.task_retry.connect(keep_told, weak=False)
 signals.task_success.connect(kill, weak=False)
 signals.after_setup_task_logger.connect(keep_records, weak=False)
 

@@ -40,14 +40,18 @@ def withheld_texts_off() -> None:
     redaction._OF_WHICHEVER = redaction._OF_ANOTHER = ()  # type: ignore[misc]
 
 
+def results_as_they_are() -> None:
+    """Both what the child tells and the main process's second look at it."""
+    task.discreet = lambda skill, tracer: tracer
+    del request.SkillRequest.send_event
+
+
 def unmasked(error: BaseException, *_: Any, **__: Any) -> str:
     return f"{type(error).__qualname__}: {error}"[:1024]
 
 
 PROTECTIONS: dict[str, Protection] = {
-    "results are shown as hashes": Protection(
-        put(task, "discreet", lambda skill, tracer: tracer), "events", ("delay",)
-    ),
+    "results are shown as hashes": Protection(results_as_they_are, "events", ("delay",)),
     "failures are masked": Protection(
         put(task, "mask_failure", lambda *_: None), "signals", ("fails, raw", "retry")
     ),
@@ -55,7 +59,7 @@ PROTECTIONS: dict[str, Protection] = {
         put(task, "masking_first", lambda hook: hook), "signals", ("own hook",)
     ),
     "what ends a process is masked": Protection(
-        put(discretion, "mask_error", lambda *_, **__: None), "events", ("exit", "reject")
+        put(discretion, "mask_error", lambda *_, **__: None), "events", ("panic", "exit")
     ),
     "log records are redacted": Protection(
         put(redaction, "install", lambda: None), "logs", ("delay", "logs")

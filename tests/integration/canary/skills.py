@@ -45,6 +45,10 @@ class AwkwardError(Exception):
         self.text, self.code = text, code
 
 
+class OwnPanic(BaseException):
+    """A panic of a library's own."""
+
+
 def leaves(value: Any) -> Iterator[Any]:
     """Every leaf of nested arguments, dict keys included; no number of a path."""
     if isinstance(value, Mapping):
@@ -168,6 +172,10 @@ def declare(app: Celery) -> SimpleNamespace:
     @canary("exit")
     def leave(path: int, *values: Any, **more: Any) -> None:
         raise SystemExit(quoted("raw", values, more))
+
+    @canary("panic")
+    def panic(path: int, *values: Any, **more: Any) -> NoReturn:
+        raise OwnPanic(quoted("raw", values, more))
 
     @canary("hold")
     def hold(path: int, *values: Any, **more: Any) -> Any:

@@ -93,7 +93,9 @@ def chord_whole(c: Any) -> Any:
 
 
 def chord_whose_header_fails(c: Any) -> Any:
-    header = [signature(c, "echo", "header 1"), signature(c, "fail_raw", "header 2")]
+    # The last one to end is told of the error of the other.
+    last = signature(c, "echo", "header 2").set(countdown=0.5)
+    header = [signature(c, "fail_raw", "header 1"), last]
     body = signature(c, "step", "body").on_error(c.skills.on_error.s())
     return chord(header, body).apply_async()
 
@@ -204,6 +206,7 @@ CALM: dict[str, Way] = {
     "killed after success": Way(run("killed_after_success")),
     "body excluded": Way(run("excluded")),
     "body excluded, failing": Way(run("excluded_fails")),
+    "panic": Way(run("panic")),
     "exit": Way(run("exit")),
     "soft limit": Way(run("soft_limit")),
     "hard limit": Way(run("hard_limit")),
