@@ -188,6 +188,7 @@ CALM: dict[str, Way] = {
     "bad arguments": Way(foreign("canary.strict")),
     "no context": Way(foreign("canary.echo", headers={})),
     "undecodable": Way(raw(lambda args, kwargs: text(args, kwargs)[:-2]), 0),
+    "no body of a task": Way(raw(lambda *p: json.dumps({"x": text(*p)})), 0),
     "no task": Way(raw(text, task=None), 0),
     "unusable header": Way(raw(lambda *p: json.dumps([[text(*p)], {}, {}]), stamps=3), 0),
     "retry": Way(run("retry"), 2),
@@ -212,6 +213,13 @@ CALM: dict[str, Way] = {
     "hard limit": Way(run("hard_limit")),
     "killed": Way(run("killed")),
     **{f"fails, {quote}": Way(run(f"fail_{quote}".replace("-", "_"))) for quote in QUOTES},
+}
+
+#: Those whose bodies neither end their process nor must be ended.
+IN_THREADS = {
+    name: way
+    for name, way in CALM.items()
+    if name not in ("panic", "exit", "soft limit", "hard limit", "killed", "killed after success")
 }
 
 #: Ways that wait for somebody: two that run, two in the queue, two for later.
