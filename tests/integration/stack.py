@@ -31,6 +31,7 @@ class Worker:
     def __init__(self, stack: Stack, pool: str, concurrency: int, **conf: Any) -> None:
         self.log = stack.directory / f"worker-{len(stack.workers)}.log"
         app = conf.pop("app", "tests.integration.worker_app")
+        level = conf.pop("level", "INFO")
         environ = {
             **os.environ,
             **stack.environ,
@@ -39,7 +40,7 @@ class Worker:
             "PYTHONPATH": str(ROOT),
         }
         command = [sys.executable, "-m", "celery", "-A", app, "worker"]
-        command += ["-P", pool, "-c", str(concurrency), "-l", "INFO", "-E"]
+        command += ["-P", pool, "-c", str(concurrency), "-l", level, "-E"]
         command += ["--without-mingle", "--without-gossip", "-n", f"w{len(stack.workers)}@test"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
