@@ -2,7 +2,7 @@
 
 OpenTelemetry's instrumentor gets errors that are masked already. What a body does with spans of its
 own is masked here, where a span ends and the invocation still runs: the text of an error that left
-it, in its status and in its exception events, and any other attribute that repeats a value.
+it, in its status and in its exception events, and any name or attribute that repeats a value.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Event, ReadableSpan, Span, SpanProcessor
+from opentelemetry.trace import Link
 from opentelemetry.trace.status import Status
 
 from tasks.caller import ChildState, running
@@ -55,8 +56,11 @@ def _masked(span: ReadableSpan, state: ChildState) -> ReadableSpan:
         parent=span.parent,
         resource=span.resource,
         attributes=_told(span.attributes, state),
-        events=[Event(e.name, _told(e.attributes, state), e.timestamp) for e in span.events],
-        links=span.links,
+        events=[
+            Event(mask(e.name, state.values), _told(e.attributes, state), e.timestamp)
+            for e in span.events
+        ],
+        links=[Link(link.context, _told(link.attributes, state)) for link in span.links],
         kind=span.kind,
         status=status,
         start_time=span.start_time,
@@ -66,14 +70,17 @@ def _masked(span: ReadableSpan, state: ChildState) -> ReadableSpan:
 
 
 def _told(attributes: Mapping[str, Any] | None, state: ChildState) -> dict[str, Any]:
-    return {name: _without(value, state) for name, value in (attributes or {}).items()}
+    return {
+        mask(name, state.values): _without(value, state)
+        for name, value in (attributes or {}).items()
+    }
 
 
 def _without(value: Any, state: ChildState) -> Any:
     if isinstance(value, bool):
         return value
     if isinstance(value, tuple | list):
-        return [_without(part, state) for part in value]
+        return tuple(_without(part, state) for part in value)
     text = str(value)
     masked = state.values.mask(text)
     return value if masked == text else masked

@@ -19,8 +19,12 @@ from tasks.caller import (
     ChildState,
     child_state,
     context_headers,
+    is_skill,
+    one_task,
     publishing_context,
+    runs,
 )
+from tasks.caller import running as running_here
 from tests.support import TENANT, TRACE_ID
 
 PERSONA = "cuo-cpo@0.4.1"
@@ -191,3 +195,72 @@ def test_a_class_attribute_is_no_header() -> None:
 def test_the_request_id_is_no_context() -> None:
     """It says which delivery this is, not who calls."""
     assert REQUEST_ID_HEADER not in context_headers(request(**{REQUEST_ID_HEADER: PARENT}))
+
+
+# --- the invocation that runs here ----------------------------------------------------------------
+
+
+def test_nothing_runs_outside() -> None:
+    """And what one_task held ends with it, whatever leaves it."""
+    state = ChildState(object(), INHERITED)
+
+    def leave() -> None:
+        with one_task():
+            runs(state)
+            assert running_here() is state
+            raise KeyError
+
+    assert running_here() is None
+    with pytest.raises(KeyError):
+        leave()
+    assert running_here() is None
+
+
+def test_a_task_that_a_worker_runs_knows_of_none_around_it() -> None:
+    """In a solo worker or a test another one may run there; its own values alone are masked."""
+    outer = ChildState(object(), INHERITED, ("outer",))
+    with one_task():
+        runs(outer)
+        with one_task():
+            assert running_here() is None
+            assert ChildState(object(), INHERITED, ("own",)).values == ("own",)
+        assert running_here() is outer
+
+
+def test_a_call_in_a_body_is_masked_with_its_callers_values_too() -> None:
+    """What the body passes on may be a piece of what it was given; after it the caller runs on."""
+    outer = ChildState(object(), INHERITED, ("outer", 1))
+    with one_task():
+        runs(outer)
+        with one_task(nested=True):
+            assert running_here() is outer
+            inner = ChildState(object(), INHERITED, ["own"])
+            runs(inner)
+            assert inner.values == ("own", "outer", 1)
+            with one_task(nested=True):
+                deeper = ChildState(object(), INHERITED, ("deep",))
+                assert deeper.values == ("deep", "own", "outer", 1)
+        assert running_here() is outer
+        assert outer.values == ("outer", 1)
+
+
+def test_another_thread_runs_nothing() -> None:
+    """Threads that a body starts have no context of its own."""
+    seen: list[Any] = []
+    with one_task():
+        runs(ChildState(object(), INHERITED))
+        thread = threading.Thread(target=lambda: seen.append(running_here()))
+        thread.start()
+        thread.join()
+    assert seen == [None]
+
+
+def test_a_skill_is_told_by_what_it_can(task: Any) -> None:
+    """Plain tasks have no hash of arguments; nor has what is no task."""
+
+    class Skill:
+        def args_hash(self) -> None: ...
+
+    assert is_skill(Skill())
+    assert not is_skill(task)
+    assert not is_skill(None)
