@@ -57,7 +57,7 @@ def _masked(span: ReadableSpan, state: ChildState) -> ReadableSpan:
         resource=span.resource,
         attributes=_told(span.attributes, state),
         events=[
-            Event(mask(e.name, state.values), _told(e.attributes, state), e.timestamp)
+            Event(state.values.mask(e.name), _told(e.attributes, state), e.timestamp)
             for e in span.events
         ],
         links=[Link(link.context, _told(link.attributes, state)) for link in span.links],
@@ -71,7 +71,7 @@ def _masked(span: ReadableSpan, state: ChildState) -> ReadableSpan:
 
 def _told(attributes: Mapping[str, Any] | None, state: ChildState) -> dict[str, Any]:
     return {
-        mask(name, state.values): _without(value, state)
+        state.values.mask(name): _without(value, state)
         for name, value in (attributes or {}).items()
     }
 
