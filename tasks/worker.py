@@ -21,6 +21,8 @@ from audit.memory import AuditMemory
 from audit.spool import Spool
 from tasks import redaction, telemetry
 from tasks.amqp import require_protocol_2
+from tasks.caller import is_skill
+from tasks.proof import verifies
 from tasks.runtime import runtime_of
 
 logger: Final = logging.getLogger("audit")
@@ -80,10 +82,20 @@ class AuditStep(bootsteps.StartStopStep):
 
 
 def _verify_plain_tasks(app: Any) -> None:
-    """What a plain task publishes inherits the context of its message: that must be proven too."""
+    """What a plain task publishes inherits the context of its message: that must be proven too.
+
+    A plain task with a request class of its own, and one declared later, carry no context.
+
+    Raises:
+        SkillDefinitionError: a skill has a request class that does not verify.
+    """
     for task in app.tasks.values():
         if task.Request == Task.Request:
             task.Request = CARRYING
+        if is_skill(task) and not verifies(task):
+            raise SkillDefinitionError(
+                f"skill {task.name}: its Request must be a subclass of SkillRequest"
+            )
 
 
 def _say_what_is_proven(keys: KeyRing) -> None:
