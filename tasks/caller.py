@@ -26,7 +26,7 @@ from audit.context import (
 )
 from audit.errors import InvocationError
 from audit.masking import Masker
-from tasks.proof import proven_context
+from tasks.proof import proven_context, verifies
 from tasks.runtime import runtime_of
 
 #: Header of the request_id; set by the receiving process over whatever a message claims.
@@ -159,12 +159,14 @@ def publishing_context() -> InvocationContext | None:
     state = child_state(request)
     if state is not None:
         return state.inherited if context is state.outside else context
-    return context if context is not None else _carried(task.app, request)
+    return context if context is not None else _carried(task, request)
 
 
-def _carried(app: Any, request: Any) -> InvocationContext | None:
+def _carried(task: Any, request: Any) -> InvocationContext | None:
     """The context that a plain task's message carries on, e.g. Celery's own ``celery.map``."""
-    keys = runtime_of(app).settings.context_keys
+    keys = runtime_of(task.app).settings.context_keys
+    if keys and not verifies(task):
+        return None  # what its message says of having been verified is its own word
     try:
         return proven_context(vars(request), context_headers(request), keys)
     except InvocationError:

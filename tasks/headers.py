@@ -9,6 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from celery.exceptions import InvalidTaskError
+
+#: What Celery puts into a message's body beside the arguments.
+EMBEDDED: Final = ("callbacks", "errbacks", "chain", "chord")
+
+
+def check_embed(embed: Any) -> None:
+    """Celery lets a body's embedded parts replace any header, and what is made in this process.
+
+    Raises:
+        InvalidTaskError: there are others than Celery's own.
+    """
+    if embed and not (isinstance(embed, Mapping) and embed.keys() <= set(EMBEDDED)):
+        raise InvalidTaskError(f"a body embeds {', '.join(EMBEDDED)} and nothing else")
+
 
 def unusable_header(message: Mapping[str, Any]) -> str | None:
     """The name of a header that Celery could not use; ``None`` where all is well."""

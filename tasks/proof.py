@@ -2,7 +2,9 @@
 
 What is signed is the serialized body, as it goes to the broker, beside the headers that say who
 calls what. It is signed last of all, after every receiver of ``before_task_publish``, and verified
-by the worker's main process before anything of the message is used. Decision 13.
+by the worker's main process before anything of the message is used. What came of that stands in a
+header that no message can bring along: :class:`Verifying` puts it there, and takes out of the
+message whatever else could pass for it. Decision 13.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kombu.serialization import dumps
+from kombu.utils.imports import symbol_by_name
 
 from audit.context import (
     ON_BEHALF_HEADER,
@@ -22,7 +25,7 @@ from audit.context import (
     InvocationContext,
     Trace,
 )
-from audit.errors import ExpiredContextError, UnprovenContextError
+from audit.errors import ExpiredContextError, MissingInvocationContext, UnprovenContextError
 from audit.keys import KeyRing
 from audit.settings import AuditSettings
 from audit.signing import SIGNATURE_HEADER, Claim, sign, verify
@@ -30,7 +33,16 @@ from audit.signing import SIGNATURE_HEADER, Claim, sign, verify
 #: Where the receiving process leaves, over whatever a message claims, what came of verifying it.
 PROOF_HEADER: Final = "audit_proof"
 
-_PROVEN, _UNPROVEN, _EXPIRED = "proven", "unproven", "expired"
+_PROVEN, _UNPROVEN, _EXPIRED, _NOBODY = "proven", "unproven", "expired", "nobody"
+
+
+class Verifying:
+    """The mark of a request class that verifies; what another one hands on is proven by nothing."""
+
+
+def verifies(task: Any) -> bool:
+    """Whether a worker verifies the messages of a task before it runs."""
+    return issubclass(symbol_by_name(task.Request), Verifying)
 
 
 class SigningProducer:
@@ -74,6 +86,8 @@ def proof_of(message: Any, headers: Mapping[str, Any], settings: AuditSettings) 
     keys = settings.context_keys
     if not keys:
         return None
+    if headers.get(PERSONA_HEADER) is None or headers.get(TENANT_HEADER) is None:
+        return [_NOBODY, ""]
     claim = _claim(headers, message.content_type, message.content_encoding, message.body)
     header = headers.get(SIGNATURE_HEADER)
     try:
@@ -85,13 +99,13 @@ def proof_of(message: Any, headers: Mapping[str, Any], settings: AuditSettings) 
 
 def is_unproven(message: Mapping[str, Any]) -> bool:
     """Whether a message was verified, and its context is not proven."""
-    proof = message.get(PROOF_HEADER)
+    proof = _proof(message)
     return proof is not None and proof[0] != _PROVEN
 
 
 def proven_by(message: Mapping[str, Any]) -> str | None:
     """The id of the key that proved a message's context."""
-    proof = message.get(PROOF_HEADER)
+    proof = _proof(message)
     return proof[1] if proof is not None and proof[0] == _PROVEN else None
 
 
@@ -101,25 +115,52 @@ def proven_context(
     """The context of a delivered message, proven where there are keys.
 
     Args:
-        message: the fields of the request.
-        headers: its context headers.
+        message: the fields of the request; where there are keys, they alone count, for they are
+            what was verified.
+        headers: its context headers, wherever it has them.
         keys: ``audit_context_keys``.
 
     Raises:
         MissingInvocationContext, InvalidInvocationContext: there is none that could be used.
         UnprovenContextError: it is not proven.
     """
-    context = InvocationContext.from_headers(headers)
-    if not keys or proven_by(message) is not None:
-        return context
-    word, text = message.get(PROOF_HEADER) or (_UNPROVEN, "the message was never verified")
+    if not keys:
+        return InvocationContext.from_headers(headers)
+    word, text = _proof(message) or (_UNPROVEN, "the message was never verified")
+    if word == _PROVEN:
+        return InvocationContext.from_headers(message)
+    if word == _NOBODY:
+        raise MissingInvocationContext
     raise (ExpiredContextError if word == _EXPIRED else UnprovenContextError)(text)
+
+
+def names_a_caller(value: Any) -> bool:
+    """Whether something in what a message holds could name a caller where it is published."""
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, Mapping):
+            if PERSONA_HEADER in part:
+                return True
+            left.extend(part.values())
+        elif isinstance(part, list | tuple):
+            left.extend(part)
+    return False
 
 
 def message_token(message: Mapping[str, Any]) -> str | None:
     """What names a proven message, and every verbatim copy of it; no other message has it."""
     signature = message.get(SIGNATURE_HEADER)
     return str(signature).rpartition(":")[2] if proven_by(message) is not None else None
+
+
+def _proof(message: Mapping[str, Any]) -> tuple[str, str] | None:
+    proof = message.get(PROOF_HEADER)
+    if isinstance(proof, list | tuple) and len(proof) == 2:
+        word, text = proof
+        if isinstance(word, str) and isinstance(text, str):
+            return word, text
+    return None if proof is None else (_UNPROVEN, "the message was never verified")
 
 
 def _claim(headers: Mapping[str, Any], kind: Any, encoding: Any, body: Any) -> Claim:

@@ -21,6 +21,7 @@ from celery.worker.request import Request
 
 from audit import metrics
 from audit.context import (
+    CONTEXT_HEADERS,
     TENANT_HEADER,
     TRACE_HEADER,
     TRACE_STATE_HEADER,
@@ -34,9 +35,9 @@ from audit.masking import error_message
 from audit.recorder import Kept
 from audit.row import Ending, Reason, skill_invoked_completed, timestamp
 from tasks.caller import REQUEST_ID_HEADER, is_skill
-from tasks.headers import unusable_header
+from tasks.headers import EMBEDDED, check_embed, unusable_header
 from tasks.identity import identify
-from tasks.proof import PROOF_HEADER, is_unproven, proof_of
+from tasks.proof import PROOF_HEADER, Verifying, is_unproven, names_a_caller, proof_of
 from tasks.reprs import WITHHELD, as_sent, is_shown, of_skill
 from tasks.runtime import runtime_of
 from tasks.standin import unwrapped
@@ -44,19 +45,25 @@ from tasks.standin import unwrapped
 logger: Final = logging.getLogger("audit")
 
 
-class CarryingRequest(Request):
+class CarryingRequest(Verifying, Request):
     """One delivery of a plain task's message, whose context what it publishes may inherit.
 
     Workers that have ``audit_context_keys`` receive plain tasks with it: what they publish, and the
-    skills they call, run as whom their message names, so that must be proven as well.
+    skills they call, run as whom their message names, so that must be proven as well. A message
+    that proves nothing is run, for plain tasks are anybody's, but it names nobody: not in its
+    headers, and not in the callbacks and signatures it holds, which this worker would sign.
+
+    Raises:
+        InvalidTaskError: those do.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _verify(self)
+        _name_nobody_unproven(self)
 
 
-class DiscreetRequest(Request):
+class DiscreetRequest(Verifying, Request):
     """One delivery of a message whose values nobody but the body gets to see.
 
     Raises:
@@ -72,13 +79,14 @@ class DiscreetRequest(Request):
             raise InvalidTaskError(f"no message of a task: {type(error).__name__}") from None
         if not isinstance(keywords, Mapping):
             raise InvalidTaskError("Task keyword arguments is not a mapping")
-        if not isinstance(embed, Mapping | None):
-            raise InvalidTaskError("what a message embeds beside its arguments must be an object")
+        check_embed(embed)
         if (name := unusable_header(self._request_dict)) is not None:
             raise InvalidTaskError(f"header {name!r} has no value that Celery could use")
+        _verify(self)
         self._argsrepr = self._kwargsrepr = self._arguments_shown()
         self._request_dict.update(argsrepr=self._argsrepr, kwargsrepr=self._argsrepr)
-        _verify(self)
+        if not is_skill(self.task):
+            _name_nobody_unproven(self)
 
     def info(self, safe: bool = False) -> Any:
         """Called for ``inspect active``, ``reserved``, ``scheduled``, ...: never the arguments."""
@@ -92,6 +100,8 @@ class DiscreetRequest(Request):
 
     def _arguments_shown(self) -> str:
         """The hash that stands for the arguments; a foreign publisher sends them as they are."""
+        if is_unproven(self._request_dict):
+            return WITHHELD  # hashed with a tenant's key, it would tell a forger what hash is what
         runtime = runtime_of(self.app)
         tenant = self._request_dict.get(TENANT_HEADER)
         key = runtime.hash_key(tenant) if isinstance(tenant, str) else None
@@ -148,15 +158,21 @@ class SkillRequest(DiscreetRequest):
     # --- inside -------------------------------------------------------------------------------
 
     def _empty(self) -> None:
-        """Leave nothing of a message that proves nothing but its refusal.
+        """Leave nothing of a message that proves nothing but its refusal, and that at once.
 
-        Its errbacks and links would be published by this worker, as whom the message names.
+        Its errbacks and links would be published by this worker, as whom the message names, and a
+        retry of it would be signed.
         """
-        nothing: tuple[Any, ...] = ([], {}, {})
+        nothing: tuple[Any, ...] = ([], {}, dict.fromkeys(EMBEDDED))
         self._body = self._Request__payload = nothing
         self._content_type = self._content_encoding = None
         self._args, self._kwargs, _ = nothing
-        self._request_dict.update(args=[], kwargs={})
+        self._eta = self._expires = None
+        self.time_limits = (None, None)
+        headers = self._request_dict
+        for name in (*CONTEXT_HEADERS, *EMBEDDED):
+            headers.pop(name, None)
+        headers.update(args=[], kwargs={}, eta=None, expires=None, timelimit=[None, None])
 
     def _close(self, error: BaseException) -> None:
         """Put on record what was seen from outside; whoever closed before stays first."""
@@ -229,5 +245,27 @@ def _verify(request: Request) -> None:
     proof = proof_of(message, headers, runtime_of(request.app).settings)
     if proof is None:
         headers.pop(PROOF_HEADER, None)
-    else:
-        headers[PROOF_HEADER] = proof
+        return
+    # Celery takes a header of this name for all that a message says to its retries.
+    headers.pop("headers", None)
+    headers[PROOF_HEADER] = proof
+
+
+def _name_nobody_unproven(request: Request) -> None:
+    """Let a message that proves nothing name nobody, wherever this worker would publish from it.
+
+    Raises:
+        InvalidTaskError: a callback or a signature in it does.
+    """
+    headers = request._request_dict
+    if not is_unproven(headers):
+        return
+    for name in CONTEXT_HEADERS:
+        headers.pop(name, None)
+    embed = request._payload[2]
+    check_embed(embed)
+    if names_a_caller([embed, *headers.values()]):
+        raise InvalidTaskError(
+            "a signature in the message names a caller, and the message is not signed: its"
+            " publisher needs a caller of its own, and a key (audit_context_keys)"
+        )

@@ -21,8 +21,9 @@ from audit.memory import AuditMemory
 from audit.spool import Spool
 from tasks import redaction, telemetry
 from tasks.amqp import require_protocol_2
-from tasks.caller import is_built_in
+from tasks.caller import is_built_in, is_skill
 from tasks.discretion import make_discreet
+from tasks.proof import verifies
 from tasks.runtime import runtime_of
 
 logger: Final = logging.getLogger("audit")
@@ -82,9 +83,13 @@ class AuditStep(bootsteps.StartStopStep):
 
 
 def _receive(app: Any, *, proven: bool) -> None:
-    """How the messages of tasks that are no skills are received.
+    """How messages are received, where that must be another way than Celery's.
 
-    What a plain task publishes inherits the context of its message: that must be proven too.
+    What a plain task publishes inherits the context of its message: that must be proven too. A
+    plain task with a request class of its own, and one declared later, carry no context.
+
+    Raises:
+        SkillDefinitionError: a skill has a request class that does not verify.
     """
     for task in app.tasks.values():
         if is_built_in(task):
@@ -92,6 +97,10 @@ def _receive(app: Any, *, proven: bool) -> None:
             task.Request = DISCREET
         elif proven and task.Request == Task.Request:
             task.Request = CARRYING
+        if is_skill(task) and not verifies(task):
+            raise SkillDefinitionError(
+                f"skill {task.name}: its Request must be a subclass of SkillRequest"
+            )
 
 
 def _say_what_is_proven(keys: KeyRing) -> None:
