@@ -73,7 +73,7 @@ _OF_WHICHEVER: Final = (
 )
 
 #: Among them, those that speak of another invocation while one runs here.
-_OF_ANOTHER: Final = ("celery.app.builtins", "celery.backends")
+_OF_ANOTHER: Final = ("celery.app.builtins", "celery.backends", "celery.utils.dispatch")
 
 #: Headers of a message that is of no use, which say nothing of its arguments.
 _TOLD_HEADERS: Final = frozenset(

@@ -84,7 +84,7 @@ def mask_info(
     if is_stand_in(error):
         return
     values = values if isinstance(values, Masker) else Masker(list(values))
-    if isinstance(error, TaskPredicate):  # Celery tells them apart by their class
+    if isinstance(error, TaskPredicate | MemoryError):  # the main process asks for their class
         mask_error(error, values, type_only=type_only)
         info.exception = error
     else:

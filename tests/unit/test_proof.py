@@ -488,7 +488,6 @@ def test_a_worker_with_keys_verifies_plain_tasks(post: Post) -> None:
     for name in ("celery.map", "celery.starmap", "celery.group", "celery.chord"):
         assert post.app.tasks[name].Request == DISCREET
         assert verifies(post.app.tasks[name])
-        assert verifies(post.app.tasks[name])
     assert verifies(post.app.tasks["test.echo"])
 
 
