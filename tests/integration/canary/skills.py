@@ -222,6 +222,10 @@ def declare(app: Celery) -> SimpleNamespace:
     def bad_hook(path: int, *values: Any, **more: Any) -> NoReturn:
         raise ValueError(quoted("raw", values, more))
 
+    @canary("bad-hook-strict", base=BadHookTask)
+    def bad_hook_strict(path: int, first: Any) -> None:
+        """Never runs where its hook must show something: its arguments do not fit."""
+
     @canary("own-hook", base=OwnHookTask)
     def own_hook(path: int, *values: Any, **more: Any) -> NoReturn:
         raise ValueError(quoted("raw", values, more))

@@ -203,6 +203,7 @@ CALM: dict[str, Way] = {
     "exception group": Way(run("several")),
     "awkward": Way(run("awkward")),
     "bad hook": Way(run("bad_hook")),
+    "bad hook, not run": Way(foreign("canary.bad-hook-strict")),
     "own hook": Way(run("own_hook")),
     "killed after success": Way(run("killed_after_success")),
     "body excluded": Way(run("excluded")),
