@@ -98,7 +98,7 @@ PROTECTIONS: dict[str, Protection] = {
         ("bad hook, not run",),
     ),
     "Celery's own tasks are discreet": Protection(
-        put(worker, "make_discreet", lambda task: None), "logs", ("map", "chunks")
+        put(worker, "make_discreet", lambda task: None), "events", ("starmap, failing",)
     ),
     "errors that leave the tracer are masked": Protection(
         put(discretion, "_out_of_tracer", lambda task, error, args, kwargs: error),
