@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.app.amqp import AMQP
 
-from tasks import amqp, discretion, endings, redaction, request, task, telemetry
+from tasks import amqp, discretion, endings, redaction, request, task, telemetry, worker
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def withheld_texts_off() -> None:
 def results_as_they_are() -> None:
     """Both what the child tells and the main process's second look at it."""
     task.discreet = lambda skill, tracer: tracer
-    del request.SkillRequest.send_event
+    del request.DiscreetRequest.send_event
 
 
 def unmasked(error: BaseException, *_: Any, **__: Any) -> str:
@@ -75,9 +75,9 @@ PROTECTIONS: dict[str, Protection] = {
         "events",
         ("plain Celery",),
     ),
-    "no arguments in inspect": Protection(without(request.SkillRequest, "info"), "inspect", ()),
+    "no arguments in inspect": Protection(without(request.DiscreetRequest, "info"), "inspect", ()),
     "results that the main process reads back": Protection(
-        without(request.SkillRequest, "send_event"), "events", ("killed after success",)
+        without(request.DiscreetRequest, "send_event"), "events", ("killed after success",)
     ),
     "dumps of messages are withheld": Protection(
         put(redaction, "_DUMPS", {}), "logs", ("undecodable", "unknown skill")
@@ -93,7 +93,20 @@ PROTECTIONS: dict[str, Protection] = {
         put(endings, "error_message", unmasked), "rows", ("fails, raw",)
     ),
     "errors outside a body are withheld": Protection(
-        put(redaction, "_withhold_internal_error", lambda record: None), "logs", ("bad hook",)
+        put(redaction, "_withhold_internal_error", lambda record: None),
+        "logs",
+        ("bad hook, not run",),
+    ),
+    "Celery's own tasks are discreet": Protection(
+        put(worker, "make_discreet", lambda task: None), "events", ("starmap, failing",)
+    ),
+    "errors that leave the tracer are masked": Protection(
+        put(discretion, "_out_of_tracer", lambda task, error, args, kwargs: error),
+        "events",
+        ("bad hook",),
+    ),
+    "extras of log records are masked": Protection(
+        put(redaction, "Extras", lambda attributes, values: attributes), "log records", ("logs",)
     ),
 }
 

@@ -90,9 +90,8 @@ def declare(app: Celery) -> SimpleNamespace:
 
     def canary(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
         def register(body: Callable[..., Any]) -> Any:
-            declared = skill(f"canary.{name}", version="1.0.0", app=app, **options)(body)
-            found[name.replace("-", "_")] = declared
-            return declared
+            declare_in = skill(f"canary.{name}", version="1.0.0", app=app, **options)
+            return found.setdefault(name.replace("-", "_"), declare_in(body))
 
         return register
 
@@ -115,10 +114,6 @@ def declare(app: Celery) -> SimpleNamespace:
     @canary("one")
     def one(item: Any) -> Any:
         return item
-
-    @canary("strict")
-    def strict(path: int, first: Any) -> Any:
-        return mint.result(path)
 
     @canary("async")
     async def an_async(path: int, *values: Any, **more: Any) -> Any:
@@ -221,6 +216,12 @@ def declare(app: Celery) -> SimpleNamespace:
     @canary("bad-hook", base=BadHookTask)
     def bad_hook(path: int, *values: Any, **more: Any) -> NoReturn:
         raise ValueError(quoted("raw", values, more))
+
+    for name, base in (("strict", SkillTask), ("bad-hook-strict", BadHookTask)):
+
+        @canary(name, base=base)
+        def strict(path: int, first: Any) -> None:
+            """Never runs: the arguments do not fit."""
 
     @canary("own-hook", base=OwnHookTask)
     def own_hook(path: int, *values: Any, **more: Any) -> NoReturn:

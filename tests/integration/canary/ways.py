@@ -120,6 +120,10 @@ def starmapped(c: Any) -> Any:
     return c.skills.echo.starmap([c.pay("1")[0], c.pay("2")[0]]).apply_async()
 
 
+def starmapped_failing(c: Any) -> Any:
+    return c.skills.fail_raw.starmap([c.pay()[0]]).apply_async()
+
+
 def chunks(c: Any) -> Any:
     return c.skills.echo.chunks([c.pay("1")[0], c.pay("2")[0]], 1).apply_async()
 
@@ -177,6 +181,7 @@ CALM: dict[str, Way] = {
     "map": Way(mapped, 2),
     "starmap": Way(starmapped, 2),
     "chunks": Way(chunks, 2),
+    "starmap, failing": Way(starmapped_failing),
     "nested": Way(run("nested"), 2),
     "async": Way(run("async")),
     "direct": Way(here("echo")),
@@ -203,6 +208,7 @@ CALM: dict[str, Way] = {
     "exception group": Way(run("several")),
     "awkward": Way(run("awkward")),
     "bad hook": Way(run("bad_hook")),
+    "bad hook, not run": Way(foreign("canary.bad-hook-strict")),
     "own hook": Way(run("own_hook")),
     "killed after success": Way(run("killed_after_success")),
     "body excluded": Way(run("excluded")),
