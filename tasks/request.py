@@ -20,7 +20,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from audit import metrics
-from audit.context import TENANT_HEADER, TRACE_HEADER, InvocationContext, Trace, using
+from audit.context import TRACE_HEADER, InvocationContext, Trace, using
 from audit.errors import AuditMemoryError, InvocationError, SpoolError
 from audit.invocation import new_request_id
 from audit.masking import error_message
@@ -114,8 +114,13 @@ class SkillRequest(Request):
     def _arguments_shown(self) -> str:
         """The hash that stands for the arguments; a foreign publisher sends them as they are."""
         runtime = runtime_of(self.app)
-        tenant = self._request_dict.get(TENANT_HEADER)
-        key = runtime.hash_key(tenant) if isinstance(tenant, str) else None
+        try:
+            # Not the header itself, for a tenant can be spelled in many ways.
+            key = runtime.hash_key(InvocationContext.from_headers(self._request_dict).tenant_id)
+        except InvocationError:
+            if runtime.settings.hash_keys:
+                return WITHHELD  # nobody can tell whose key hides them
+            key = None
         sent = self._argsrepr
         if is_shown(sent, key) and self._kwargsrepr == sent:
             return str(sent)
