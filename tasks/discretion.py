@@ -62,7 +62,10 @@ def error_of(skill: Any, state: ChildState, error: BaseException) -> BaseExcepti
         if not isinstance(error, _NOT_THE_BODYS):
             request_id = state.invocation.identity.request_id
             return BodyExcludedError(type(error).__qualname__, request_id)
-        seen = not isinstance(error, TaskPredicate)
+        # The host's own say no values, and a caller reads their parts; what caused one might.
+        seen = isinstance(error, AuditError)
+        if seen:
+            error.__cause__ = error.__context__ = None
     else:
         seen = isinstance(error, Exception) and not isinstance(error, Ignore | Reject)
     if not (seen or skill.request_stack.top.is_eager):

@@ -22,7 +22,6 @@ from celery.worker.request import Request
 from audit import metrics
 from audit.context import (
     CONTEXT_HEADERS,
-    TENANT_HEADER,
     TRACE_HEADER,
     TRACE_STATE_HEADER,
     InvocationContext,
@@ -102,9 +101,13 @@ class DiscreetRequest(Verifying, Request):
         """The hash that stands for the arguments; a foreign publisher sends them as they are."""
         if is_unproven(self._request_dict):
             return WITHHELD  # hashed with a tenant's key, it would tell a forger what hash is what
-        runtime = runtime_of(self.app)
-        tenant = self._request_dict.get(TENANT_HEADER)
-        key = runtime.hash_key(tenant) if isinstance(tenant, str) else None
+        runtime, key = runtime_of(self.app), None
+        if runtime.settings.hash_keys:
+            try:
+                # Not the header itself, for a tenant can be spelled in many ways.
+                key = runtime.hash_key(InvocationContext.from_headers(self._request_dict).tenant_id)
+            except InvocationError:
+                return WITHHELD  # nobody can tell whose key hides them
         sent = self._argsrepr
         if is_shown(sent, key) and self._kwargsrepr == sent:
             return str(sent)

@@ -307,6 +307,12 @@ def declare(app: Celery) -> SimpleNamespace:
         journal(mark)
         return {"mark": mark}
 
+    @skill("test.excluded", version="1.0.0", body_excluded=True, app=app)
+    def excluded(x: str, fails: bool = False) -> str:
+        if fails:
+            raise ValueError(f"cannot use {x}") from KeyError(x)
+        return x
+
     @skill("test.forgetful", version="1.0.0", base=ForgetfulTask, app=app)
     def forgetful(mark: str) -> None:
         journal(mark)

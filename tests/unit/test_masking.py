@@ -16,9 +16,11 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from celery.exceptions import MaxRetriesExceededError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from audit import masking
 from audit.masking import MASK, MAX_LENGTH, PIECE, WHOLE, WORKING_LENGTH, error_message, mask
 
 SECRET = "correct horse battery staple"
@@ -187,6 +189,44 @@ def test_escapes_hide_nothing(secret: str, quotings: list[Callable[[str], str]])
     assert mask(f"<{echo}>", [secret]) == "<***>"
 
 
+def cut_short(value: object) -> str:
+    """As Pydantic echoes what it refuses: the two ends of its repr, 50 characters in all."""
+    told = repr(value)
+    return told if len(told) <= 50 else f"{told[:25]}...{told[-24:]}"
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda text: text,
+        lambda text: [text, text],
+        lambda text: {text: 1},
+        lambda text: {"document": [{"n": text}]},
+        lambda text: json.dumps({"n": text}),
+        lambda text: text.encode(),
+    ],
+)
+@given(secret=st.text(st.characters(exclude_categories=("Cs",)), min_size=30, max_size=90))
+def test_an_echo_that_is_cut_short(wrap: Callable[[str], object], secret: str) -> None:
+    """Neither of its ends leaves a piece of eight characters."""
+    value = wrap(secret)
+    text = f"1 validation error\nname\n  [type=int_parsing, input_value={cut_short(value)}, input]"
+    masked = mask(text, [value])
+    assert not any(secret[at : at + PIECE] in masked for at in range(len(secret) - PIECE + 1))
+    assert masked.startswith("1 validation error\nname\n  [type=int_parsing, input_value=")
+
+
+def test_celerys_own_text_of_all_arguments() -> None:
+    """MaxRetriesExceededError quotes them as they were given, by place and by name."""
+    given_args, given_kwargs = (SECRET, 471100, [b"bytes-of-mine"]), {"x": {SECRET: ID}}
+    error = MaxRetriesExceededError(
+        f"Can't retry obs.triage[{uuid.uuid4()}] args:{given_args} kwargs:{given_kwargs}"
+    )
+    message = error_message(error, [given_args, list(given_kwargs.values())])
+    assert message.endswith("args:('***', ***, [b'***']) kwargs:{'x': {'***': UUID('***')}}")
+    assert message.startswith("MaxRetriesExceededError: Can't retry obs.triage[")
+
+
 def test_value_with_backslashes_of_its_own() -> None:
     """A value with backslashes is found as it is and escaped."""
     path = r"C:\new\table"
@@ -218,6 +258,47 @@ def test_very_large_value(period: str) -> None:
     value = period * (3_000_000 // len(period))
     assert error_message(ValueError(f"<{value}>"), [value]) == "ValueError: <***"
     assert mask("<" + "a-" * 6_000 + ">", [value]) == "<" + "a-" * 6_000 + ">"
+
+
+class Counted(set[str]):
+    """A set that counts how often it is asked."""
+
+    asked = 0
+
+    def __contains__(self, part: object) -> bool:
+        Counted.asked += 1
+        return super().__contains__(part)
+
+
+@pytest.mark.parametrize("alphabet", ["a", "ab", "abcd", string.ascii_letters])
+def test_the_work_is_linear_in_the_size_of_a_value(
+    alphabet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in steps, and not by a clock: ten times the value is at most ten times the work, and
+    10 MB of it less than a look a character, however much of it the text repeats."""
+    aim, contexts = masking._Search._aim, masking._Search._contexts
+
+    def counting(search: Any) -> None:
+        aim(search)
+        search._marks, search._longer = Counted(search._marks), Counted(search._longer)
+
+    def counted(search: Any, batch: str) -> Any:
+        found = contexts(search, batch)
+        Counted.asked += PIECE * len(found)
+        return found
+
+    monkeypatch.setattr(masking._Search, "_aim", counting)
+    monkeypatch.setattr(masking._Search, "_contexts", counted)
+    chosen = random.Random(0)
+    text = "".join(chosen.choices(alphabet, k=WORKING_LENGTH))
+    value = "".join(chosen.choices(alphabet, k=10_000_000))
+    steps = []
+    for size in (1_000_000, 10_000_000):
+        Counted.asked = 0
+        mask(text, [value[:size]])
+        steps.append(Counted.asked)
+    assert steps[1] <= 10.1 * steps[0]
+    assert steps[1] <= len(value)
 
 
 def test_containers_without_end() -> None:

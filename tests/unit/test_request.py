@@ -15,16 +15,18 @@ from celery.contrib.testing.mocks import TaskMessage
 from celery.exceptions import Terminated, TimeLimitExceeded
 from celery.worker import state
 
-from audit.context import InvocationContext, Trace
+from audit.context import PERSONA_HEADER, TENANT_HEADER, InvocationContext, Trace
 from audit.row import COMPLETED, STARTED, AuditRow, Reason
 from audit.spool import Spool
 from tasks import SkillHost, runtime
 from tasks.caller import REQUEST_ID_HEADER
 from tasks.identity import identify
+from tasks.reprs import WITHHELD, as_sent
 from tasks.request import SkillRequest
 from tests.fakes import DOWN, FakeMemory
 from tests.support import TENANT, completed, refused, started
 
+SECRET = "customer-4711"
 CALLER = InvocationContext("cuo-cpo@0.4.1", TENANT)
 
 
@@ -264,3 +266,130 @@ def test_with_the_disk_broken_too_the_row_is_in_the_log(
     request.on_failure(einfo(WorkerLostError("signal 9")))
     (alarm,) = [r for r in log.records if getattr(r, "severity", "") == "sev-1"]
     assert AuditRow.from_bytes(alarm.audit_row.encode()).request_id == request.request_id
+
+
+# --- what the main process tells of arguments and results -----------------------------------------
+
+KEYS = [{"id": "k1", "secret": "s" * 32, "tenants": [TENANT]}]
+OTHER_TENANT = "550e8400-e29b-41d4-a716-446655440001"
+
+
+def deliver(app: SkillHost, *args: Any, **headers: Any) -> SkillRequest:
+    """A message with arguments, as the worker's main process gets it, with its events kept."""
+    message = TaskMessage("test.echo", id=str(uuid4()), args=args, kwargs={}, **headers)
+    message.delivery_info, message.properties = {}, {}
+    return SkillRequest(message, app=app, decoded=False, eventer=Events())
+
+
+class Events:
+    """Celery's dispatcher of events, which keeps them."""
+
+    enabled = True
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.sent.append((kind, fields))
+
+
+def told(request: SkillRequest) -> set[Any]:
+    """Every place that shows the arguments: attributes, headers for the child, ``inspect``."""
+    headers, info = request._request_dict, request.info()
+    return {
+        request.argsrepr,
+        request.kwargsrepr,
+        headers["argsrepr"],
+        headers["kwargsrepr"],
+        info["args"],
+        info["kwargs"],
+    }
+
+
+def test_a_foreign_publishers_arguments_are_shown_as_their_hash(app: SkillHost) -> None:
+    """It put their reprs into the message, or one of them, or none, or what looks nearly so."""
+    hashed = f"sha256:{app.tasks['test.echo'].args_hash((SECRET,), {})}"
+    for reprs in (
+        {"argsrepr": f"('{SECRET}',)", "kwargsrepr": "{}"},
+        {"argsrepr": hashed, "kwargsrepr": f"{{'x': '{SECRET}'}}"},
+        {"argsrepr": None, "kwargsrepr": None},
+        {"argsrepr": f"{hashed} {SECRET}", "kwargsrepr": f"{hashed} {SECRET}"},
+        {"argsrepr": [SECRET], "kwargsrepr": [SECRET]},
+    ):
+        assert told(deliver(app, SECRET, **CALLER.headers(), **reprs)) == {hashed}
+
+
+def test_a_hash_that_the_publisher_shows_stays(app: SkillHost) -> None:
+    """One that does not know the skill shows the hash of the arguments as sent."""
+    sent = as_sent((SECRET,), {})
+    shown = deliver(app, SECRET, **CALLER.headers(), argsrepr=sent, kwargsrepr=sent)
+    assert told(shown) == {sent}
+
+
+@pytest.mark.parametrize("args", [(1, 2, 3), (float("nan"),)])
+def test_arguments_without_a_hash_by_name_show_no_value(app: SkillHost, args: Any) -> None:
+    """The child refuses them; until then ``inspect`` shows what can be shown."""
+    assert told(deliver(app, *args, **CALLER.headers())) == {as_sent(args, {})}
+
+
+@pytest.mark.parametrize(
+    "tenant",
+    [TENANT, TENANT.upper(), f"urn:uuid:{TENANT}", f"{{{TENANT}}}", TENANT.replace("-", "")],
+)
+def test_the_tenants_key_makes_the_hash_that_is_shown(app: SkillHost, tenant: str) -> None:
+    """However the message spells the tenant, and although a publisher without keys shows a plain
+    one, from which small values can be guessed."""
+    app.conf.audit_hash_keys = KEYS
+    skill = app.tasks["test.echo"]
+    plain = f"sha256:{skill.args_hash((7,), {})}"
+    key = runtime.runtime_of(app).settings.hash_keys.find("k1")
+    headers = {**CALLER.headers(), TENANT_HEADER: tenant}
+    request = deliver(app, 7, **headers, argsrepr=plain, kwargsrepr=plain)
+    assert told(request) == {skill.args_hash((7,), {}, key)}
+    assert request.argsrepr.startswith("hmac:k1:")
+
+
+def test_another_tenants_hash_is_plain(app: SkillHost) -> None:
+    """The key is not for it."""
+    app.conf.audit_hash_keys = KEYS
+    caller = InvocationContext("cuo-cpo@0.4.1", OTHER_TENANT)
+    plain = f"sha256:{app.tasks['test.echo'].args_hash((7,), {})}"
+    assert told(deliver(app, 7, **caller.headers())) == {plain}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {PERSONA_HEADER: "no persona", TENANT_HEADER: TENANT}, {TENANT_HEADER: TENANT}],
+    ids=["nobody", "bad persona", "no persona"],
+)
+def test_with_keys_and_no_usable_caller_nothing_is_shown(
+    app: SkillHost, headers: dict[str, Any]
+) -> None:
+    """The message may be for a tenant that has a key; without keys it is the plain hash."""
+    plain = f"sha256:{app.tasks['test.echo'].args_hash((7,), {})}"
+    assert told(deliver(app, 7, **headers)) == {plain}
+    app.conf.audit_hash_keys = KEYS
+    del app.skill_runtime
+    assert told(deliver(app, 7, **headers, argsrepr=plain, kwargsrepr=plain)) == {WITHHELD}
+
+
+def test_inspect_never_shows_arguments(app: SkillHost) -> None:
+    """Not when it is asked for them either."""
+    request = deliver(app, SECRET, **CALLER.headers())
+    assert SECRET not in str(request.info(safe=False)) + str(request.info(safe=True))
+    assert request.info()["id"] == request.id
+
+
+def test_an_event_shows_the_result_as_a_hash(app: SkillHost) -> None:
+    """What the child reports is one; what Celery reads back by itself is withheld."""
+    request = deliver(app, SECRET, **CALLER.headers())
+    hashed = as_sent((), {})
+    request.send_event("task-succeeded", result=hashed, runtime=0.1)
+    request.send_event("task-succeeded", result=repr(SECRET), runtime=0.1)
+    request.send_event("task-started")
+    sent = [(kind, fields.get("result")) for kind, fields in request._eventer.sent]
+    assert sent == [
+        ("task-succeeded", hashed),
+        ("task-succeeded", WITHHELD),
+        ("task-started", None),
+    ]
