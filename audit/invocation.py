@@ -17,7 +17,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ from typing import Final
 
 from ulid import ULID
 
-from audit import metrics
+from audit import alarms, metrics
 from audit.errors import (
     AuditEmitFailed,
     AuditError,
@@ -36,7 +35,7 @@ from audit.errors import (
     MemoryUnavailableError,
     SpoolError,
 )
-from audit.memory.base import Once, Stored, as_replay
+from audit.memory.base import Once, Stored
 from audit.recorder import Kept, Recorder
 from audit.row import (
     AuditRow,
@@ -50,8 +49,6 @@ from audit.row import (
     skill_invoked_started,
     timestamp,
 )
-
-logger: Final = logging.getLogger("audit")
 
 #: How often an emit that a signal interrupted is done again before it counts as failed.
 INTERRUPTIONS: Final = 3
@@ -153,14 +150,12 @@ class Invocation:
         """
         self._require(State.STARTED)
         row = skill_invoked_started(self.identity, args_hash, ts=timestamp(self._now()))
-        once = None
-        if once_token is not None:
-            once = Once(token=once_token, seconds=once_seconds, again=as_replay(row))
+        once = None if once_token is None else Once(token=once_token, seconds=once_seconds)
         try:
             self._put(row, "start", lambda row: self._start(row, once))
         except AuditMemoryError as error:
             self._never_start(error)
-            self._report_start(error)
+            alarms.not_started(self.identity, error)
             self._pass_on_interruption()
             raise AuditEmitFailed("start", str(error)) from error
         self._began = self._clock()
@@ -169,20 +164,12 @@ class Invocation:
     def refuse(self, refusal: Refusal, why: str) -> None:
         """Record that the invocation was not allowed to start (a row, a counter, a log record)."""
         self._require(State.REFUSED)
-        metrics.skill_refused(self.identity.skill_id, refusal.value)
-        logger.warning(
-            "skill %s refused (%s), request_id %s: %s",
-            self.identity.skill_id,
-            refusal.value,
-            self.identity.request_id,
-            why,
-            extra={"severity": "sev-3"},
-        )
+        alarms.refused(self.identity, refusal, why)
         row = skill_invoked_refused(self.identity, refusal, ts=timestamp(self._now()))
         try:
             self._put(row, "start", self._refuse)
         except AuditMemoryError as error:
-            self._report_start(error)
+            alarms.not_started(self.identity, error)
             self._move(State.REFUSED)
         self._pass_on_interruption()
 
@@ -231,7 +218,7 @@ class Invocation:
 
     def _row(self, ending: Ending) -> AuditRow:
         if ending.outcome is Outcome.SUCCESS and ending.reason is not Reason.IGNORED:
-            self._insist_on_hash(ending)
+            alarms.insist_on_hash(self.identity, ending)
         return skill_invoked_completed(
             self.identity, ending, self._duration_ms(), ts=timestamp(self._now())
         )
@@ -241,11 +228,7 @@ class Invocation:
         if began is None or ended is None:
             return 0
         if ended < began:
-            logger.error(
-                "negative duration clamped to 0, request_id %s",
-                self.identity.request_id,
-                extra={"severity": "sev-3"},
-            )
+            alarms.negative_duration(self.identity)
             return 0
         return round((ended - began) * 1000)
 
@@ -266,11 +249,11 @@ class Invocation:
             kept = self._recorder.complete(row)
         if kept is Kept.LATE:
             self.late = True
-            logger.warning("invocation %s had been closed already", row.request_id)
+            alarms.late(row)
         if kept is Kept.BEHIND:
             self.overtaken = True
         if kept in (Kept.SPOOL, Kept.BEHIND):
-            self._report_spooled(row)
+            alarms.spooled(row)
         return _AFTER[kept]
 
     def _spool_or_report(self, row: AuditRow, error: AuditError) -> None:
@@ -282,12 +265,12 @@ class Invocation:
             except (AuditMemoryError, SpoolError) as problem:
                 error = problem
         # In this order: a signal in between gets the row reported twice, not never.
-        self._report_completed(row, error)
+        alarms.unrecorded(row, error)
         self._move(State.UNRECORDED)
 
     def _spool(self, row: AuditRow) -> State:
         self._recorder.keep(row)
-        self._report_spooled(row)
+        alarms.spooled(row)
         return State.SPOOLED
 
     def _never_start(self, error: AuditMemoryError) -> None:
@@ -306,7 +289,7 @@ class Invocation:
         try:
             self._persist(lambda: self._bar(row))
         except (AuditMemoryError, SpoolError) as problem:
-            self._report_completed(row, problem)
+            alarms.unrecorded(row, problem)
             self._move(State.NOT_STARTED)
 
     def _bar(self, row: AuditRow) -> State:
@@ -362,44 +345,6 @@ class Invocation:
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None and (soft or _asks_to_exit(interrupt)):
             raise interrupt
-
-    def _insist_on_hash(self, ending: Ending) -> None:
-        if not ending.result_hash:
-            logger.critical(
-                "a success that returned has no result hash, request_id %s",
-                self.identity.request_id,
-                extra={"severity": "sev-1"},
-            )
-
-    def _report_start(self, error: AuditMemoryError) -> None:
-        metrics.emit_failed("start")
-        logger.critical(
-            "audit row not emitted at start, skill %s not dispatched, request_id %s: %s",
-            self.identity.skill_id,
-            self.identity.request_id,
-            error,
-            extra={"severity": "sev-1"},
-        )
-
-    def _report_spooled(self, row: AuditRow) -> None:
-        metrics.emit_failed("completed")
-        logger.critical(
-            "audit row not emitted at completed, the skill's effect stands, the row waits in the"
-            " spool: request_id %s",
-            row.request_id,
-            extra={"severity": "sev-1"},
-        )
-
-    def _report_completed(self, row: AuditRow, error: AuditError) -> None:
-        """The row itself goes into the log record: until it is on record elsewhere, this is it."""
-        metrics.emit_failed("completed")
-        text = row.to_bytes().decode()
-        logger.critical(
-            "audit row not emitted at completed, the skill's effect stands: %s; the row: %s",
-            error,
-            text,
-            extra={"severity": "sev-1", "audit_row": text},
-        )
 
 
 def _asks_to_exit(interrupt: BaseException | None) -> bool:

@@ -149,7 +149,8 @@ class Identity:
         trace_id: W3C trace id of the caller, 32 lower-case hex digits.
         task_id: Celery's id of the message, ``None`` for a direct call.
         attempt: Celery's ``retries``.
-        redelivered: whether the broker says that it delivered the message before.
+        redelivered: whether the message was handed out before: the broker says so, or the memory
+            knows the message.
         parent_request_id: the invocation that published this one, if any.
         worker: id of the process group that runs it, new at each boot.
         on_behalf_of: the human behind the persona, where one is named.

@@ -217,13 +217,13 @@ class InMemory(AuditMemory):
             raise RowRefusedError(RowRefusal.WAS_REFUSED.value, row.request_id)
         if request.started is None:
             return self._begin(request, row, once)
-        if once is not None and once.again == request.started:
-            return Stored.REPEATED if row == once.again else Stored.REPLAYED
+        if once is not None and row != request.started == as_replay(row):
+            return Stored.REPLAYED
         return self._repeated(request.started, row, RowRefusal.SECOND_STARTED_ROW)
 
     def _begin(self, request: _Requests, row: AuditRow, once: Once | None) -> Stored:
         if once is not None and self._seen_before(row.tenant_id, once):
-            row, request.replayed = once.again, True
+            row, request.replayed = as_replay(row), True
         request.started = self._append(row)
         self._born[row.request_id] = self._clock()
         return Stored.REPLAYED if request.replayed else Stored.NEW

@@ -6,7 +6,7 @@
 --       5 the token of the message; only with a started row that asks whether it is a replay
 -- ARGV  1 started | completed | settled | refused      2 request_id      3 the row's bytes
 --       4 the message whose worker died, or nothing
---       5 the row's bytes as a replay       6 seconds to remember the token (both only with key 5)
+--       5 seconds to remember the token; only with key 5
 --
 -- A completion is "completed" when the process that ran the body reports it, and "settled" when
 -- another one reports what it saw from outside: that one closes what is open, bars what never
@@ -78,13 +78,13 @@ end
 -- The token comes last, so that whatever fails before it leaves no token without its row.
 local function start_once()
   local seen = redis.call('EXISTS', KEYS[5]) == 1
-  local position = append(seen and ARGV[5] or row, seen and 'om' or 'o')
+  local position = append(seen and as_replay(row) or row, seen and 'om' or 'o')
   redis.call('ZADD', open, string.match(position, '^%d+'), request_id)
   if seen then
-    redis.call('EXPIRE', KEYS[5], ARGV[6], 'GT')
+    redis.call('EXPIRE', KEYS[5], ARGV[5], 'GT')
     return {'replayed', position}
   end
-  redis.call('SET', KEYS[5], request_id, 'EX', ARGV[6])
+  redis.call('SET', KEYS[5], request_id, 'EX', ARGV[5])
   return {'new', position}
 end
 
@@ -93,7 +93,7 @@ local function start()
   if letter == 't' then return {'tombstone', ''} end
   if letter == 'r' then return {'was_refused', ''} end
   if stored_at(positions[1], row) then return {'repeated', positions[1]} end
-  if KEYS[5] and stored_at(positions[1], ARGV[5]) then return {'replayed', positions[1]} end
+  if KEYS[5] and stored_at(positions[1], as_replay(row)) then return {'replayed', positions[1]} end
   return {'second_started_row', ''}
 end
 

@@ -53,7 +53,7 @@ class Stored(StrEnum):
 
     ``SETTLED``: the invocation was closed or refused already, the report adds nothing.
     ``BARRED``: it had never started, and never will.
-    ``REPLAYED``: :attr:`Once.again` is what is stored, since just now or since an earlier try.
+    ``REPLAYED``: :func:`as_replay` of it is stored, since just now or since an earlier try.
     """
 
     NEW = "new"
@@ -132,8 +132,11 @@ def message_of(row: AuditRow) -> str:
 
 
 def as_replay(row: AuditRow) -> AuditRow:
-    """``row`` with ``meta.redelivered`` true."""
-    if row.meta.get("redelivered") is True:
+    """``row`` as it is stored where its message was started before: ``meta.redelivered`` true.
+
+    A row that says true already, or nothing at all, stays as it is.
+    """
+    if row.meta.get("redelivered") is not False:
         return row
     meta = {**row.meta, "redelivered": True}
     return AuditRow(kind=row.kind, ts=row.ts, payload=row.payload, meta=meta, schema=row.schema)
@@ -147,29 +150,25 @@ class Once:
         token: names the message within its tenant, in printable ASCII. It stands in the store as
             it is, so where it is a secret, give its hash.
         seconds: how long a start under this token is remembered, by the store's clock.
-        again: stored in the place of the row where another invocation was started with the token
-            and is still remembered: the same row, ``meta.redelivered`` being true.
 
     Raises:
-        ValueError: token, seconds or row are none; the text does not repeat the token.
+        ValueError: token or seconds are none; the text does not repeat the token.
     """
 
     token: str
     seconds: int
-    again: AuditRow
 
     def __post_init__(self) -> None:
         if not (self.token and self.token.isascii() and self.token.isprintable()):
             raise ValueError("a token is printable ASCII text, and not empty")
         if self.seconds < 1:
             raise ValueError(f"a token is remembered for a second at least, got {self.seconds}")
-        if self.again.kind != STARTED or self.again.meta.get("redelivered") is not True:
-            raise ValueError("what is stored again is a started row with meta.redelivered true")
 
-    def insist_on(self, row: AuditRow) -> None:
-        """Raise ValueError unless ``row`` is the started row that :attr:`again` stands in for."""
-        if as_replay(row) != self.again:
-            raise ValueError("only a started row may ask once, and for itself")
+    @staticmethod
+    def insist_on(row: AuditRow) -> None:
+        """Raise ValueError unless ``row`` is a started row."""
+        if row.kind != STARTED:
+            raise ValueError("only a started row may ask whether it is a replay")
 
 
 class AuditMemory(ABC):
@@ -191,7 +190,9 @@ class AuditMemory(ABC):
 
     @abstractmethod
     def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
-        """Make ``row`` durable, or ``once.again`` where another invocation had the token.
+        """Make ``row`` durable, as a replay (:func:`as_replay`) where its token was seen before.
+
+        That is where another invocation started under the token and is still remembered.
 
         Idempotent either way: the same emit done again after a lost reply is no error and no
         second row, and does not count as a replay of itself, whichever of the two was stored. Only
@@ -202,7 +203,7 @@ class AuditMemory(ABC):
             once: for started rows only.
 
         Raises:
-            ValueError: ``once`` belongs to another row.
+            ValueError: ``once`` came with another row than a started one.
             MemoryUnavailableError: the store did not take it within the deadline. Whether the row
                 landed all the same is unknown; emitting it again is safe.
             MemoryUnsuitableError: the store could lose or evict rows.

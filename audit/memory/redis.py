@@ -1,16 +1,8 @@
 """The memory on Redis (7.0 and newer) or Valkey (8 and newer): one stream per tenant.
 
-Keys, all of one tenant in one slot (``{...}`` is the hash tag)::
-
-    PREFIX:{TENANT}:rows      stream    the rows, field ``row`` holding the stored bytes
-    PREFIX:{TENANT}:requests  hash      request_id -> state (see append.lua)
-    PREFIX:{TENANT}:open      zset      request_ids started and not completed, by server time
-    PREFIX:{TENANT}:deaths    hash      message -> how many workers died over it
-    PREFIX:{TENANT}:seen:...  string    token of a message -> who started it first; with expiry
-    PREFIX:tenants            set       every tenant that has rows
-
-An emit is one script call and one round trip. The first emit of a tenant on a connection carries
-the tenant's name along in the same round trip, before the row, so no row is ever unreachable.
+The keys stand in ``redis_keys.py``. An emit is one script call and one round trip. The first emit
+of a tenant on a connection carries the tenant's name along in the same round trip, before the row,
+so no row is ever unreachable.
 
 Every new connection first asks the server what it is, so a server that was replaced or
 reconfigured behind the same address is judged again before it gets a row (``connection.py``).
@@ -21,11 +13,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -37,19 +28,17 @@ from audit.errors import (
     RowRefusedError,
 )
 from audit.memory.base import (
-    DEATHS,
-    SETTLING,
     AuditMemory,
     Once,
     RowFilter,
     RowRefusal,
     Stored,
-    message_of,
 )
 from audit.memory.connection import Command, Line, Lines
+from audit.memory.redis_keys import Keys, command_of
 from audit.memory.redis_lease import RedisLeases
-from audit.memory.server import DURABILITIES
-from audit.row import COMPLETED, REFUSED, STARTED, AuditRow
+from audit.memory.redis_url import parse_url, shown
+from audit.row import AuditRow
 
 #: Rows fetched in one read; bounds the memory a query needs.
 PAGE: Final = 500
@@ -57,58 +46,13 @@ PAGE: Final = 500
 PAUSES: Final = (0.02, 0.1)
 #: How far the clocks of writers and server may differ without a time range losing rows.
 CLOCK_SKEW_MS: Final = 3_600_000
-#: Parameters of redis-py that would break a promise of this module, or the reading of replies.
-FIXED_PARAMETERS: Final = frozenset(
-    [
-        "protocol",
-        "legacy_responses",
-        "decode_responses",
-        "encoding",
-        "encoding_errors",
-        "max_connections",
-        "socket_timeout",
-        "socket_connect_timeout",
-        "retry",
-        "retry_on_timeout",
-        "retry_on_error",
-    ]
-)
-
 _SCRIPT: Final = resources.files("audit.memory").joinpath("append.lua").read_text(encoding="utf-8")
-_ACTIONS: Final = {STARTED: "started", COMPLETED: "completed", REFUSED: "refused"}
 _REFUSALS: Final = {
     b"no_started_row": RowRefusal.NO_STARTED_ROW,
     b"second_started_row": RowRefusal.SECOND_STARTED_ROW,
     b"tombstone": RowRefusal.TOMBSTONE,
     b"was_refused": RowRefusal.WAS_REFUSED,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The keys of one tenant."""
-
-    prefix: str
-    tenant_id: str
-
-    @property
-    def rows(self) -> str:
-        return f"{self.prefix}:{{{self.tenant_id}}}:rows"
-
-    @property
-    def requests(self) -> str:
-        return f"{self.prefix}:{{{self.tenant_id}}}:requests"
-
-    @property
-    def open(self) -> str:
-        return f"{self.prefix}:{{{self.tenant_id}}}:open"
-
-    @property
-    def deaths(self) -> str:
-        return f"{self.prefix}:{{{self.tenant_id}}}:deaths"
-
-    def seen(self, token: str) -> str:
-        return f"{self.prefix}:{{{self.tenant_id}}}:seen:{token}"
 
 
 @dataclass(slots=True)
@@ -145,13 +89,13 @@ class RedisMemory(AuditMemory):
         self._timeout = timeout
         self._clock = clock
         self._pause = pause
-        self._url, durability, self._prefix = _parse_url(url)
+        self._url, durability, self._prefix = parse_url(url)
         try:
             self._lines = Lines(
                 self._url, script=_SCRIPT, durability=durability, timeout=timeout, clock=clock
             )
         except (ValueError, TypeError, RedisError) as error:
-            raise MemoryUrlError(f"memory URL {_shown(self._url)}: {error}") from None
+            raise MemoryUrlError(f"memory URL {shown(self._url)}: {error}") from None
 
         self._leases = RedisLeases(self._ask, self._prefix)
 
@@ -233,17 +177,7 @@ class RedisMemory(AuditMemory):
 
     def command(self, row: AuditRow, once: Once | None = None) -> Command:
         """What EVALSHA is called with for ``row``: the number of keys, the keys, the arguments."""
-        action, keys = _action(row), Keys(self._prefix, row.tenant_id)
-        dead = message_of(row) if row.meta.get("reason") in DEATHS else ""
-        always = (keys.rows, keys.requests, keys.open, keys.deaths)
-        given = (action, row.request_id, row.to_bytes(), dead)
-        # "4" and no number: a signal handler that raises while hiredis turns a number into text
-        # ends the process with a segmentation fault (seen with hiredis 3.5).
-        if once is None:
-            return ("4", *always, *given)
-        once.insist_on(row)
-        again, seconds = once.again.to_bytes(), str(once.seconds)
-        return ("5", *always, keys.seen(once.token), *given, again, seconds)
+        return command_of(self._prefix, row, once)
 
     def _send(self, row: AuditRow, command: Command, deadline: float, doubt: Doubt) -> Stored:
         line = self._lines.take(deadline)
@@ -363,67 +297,12 @@ class RedisMemory(AuditMemory):
             raise
         except (RedisError, OSError) as error:
             raise MemoryUnavailableError(
-                f"memory {_shown(self._url)} did not answer as it should: {error}",
+                f"memory {shown(self._url)} did not answer as it should: {error}",
                 maybe_stored=doubt is not None and doubt.maybe_stored,
             ) from error
 
 
 # --- small pure parts ---------------------------------------------------------------------------
-
-
-def _action(row: AuditRow) -> str:
-    action = _ACTIONS.get(row.kind)
-    if action is None or not {"tenant_id", "request_id"} <= row.payload.keys():
-        request_id = str(row.payload.get("request_id", ""))
-        raise RowRefusedError(RowRefusal.NO_INVOCATION.value, request_id)
-    if row.kind == COMPLETED and row.meta.get("reason") in SETTLING:
-        return "settled"
-    return action
-
-
-def _parse_url(url: str) -> tuple[str, str, str]:
-    """The URL as redis-py takes it, the durability and the prefix."""
-    parts = _split_url(url)
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if fixed := sorted(FIXED_PARAMETERS & query.keys()):
-        raise MemoryUrlError(f"memory URL: the memory sets {', '.join(fixed)} itself, leave it out")
-    durability = query.pop("durability", "server")
-    if durability not in DURABILITIES:
-        raise MemoryUrlError(
-            f"memory URL: durability must be one of {', '.join(DURABILITIES)}, got {durability!r}"
-        )
-    prefix = query.pop("prefix", "audit")
-    if not prefix or set(prefix) & set("{} \r\n"):
-        raise MemoryUrlError("memory URL: prefix must be text without braces and blanks")
-    scheme = parts.scheme
-    number = query.get("db", "") if scheme == "redis+socket" else parts.path.strip("/")
-    if number and not number.isdecimal():
-        raise MemoryUrlError("memory URL: the database is a number, like redis://HOST:PORT/1")
-    if scheme == "redis+socket":
-        scheme = "unix"
-        query.setdefault("db", query.pop("virtual_host", "0").strip("/") or "0")
-    # Not urlunsplit: it knows no scheme "unix" and would leave the slashes out.
-    return f"{scheme}://{parts.netloc}{parts.path}?{urlencode(query)}", durability, prefix
-
-
-def _split_url(url: str) -> SplitResult:
-    """The parts of a URL in which it is beyond doubt what is password and what is not."""
-    with suppress(ValueError):
-        parts = urlsplit(url)
-        if parts.port != 0 and "@" not in f"{parts.path}{parts.query}{parts.fragment}":
-            return parts
-    # Out here, so that no __context__ leads to an error that quotes the URL.
-    raise MemoryUrlError(
-        "memory URL: cannot tell user, password, host and port apart; it is"
-        " redis://USER:PASSWORD@HOST:PORT/DB, where / ? # @ : in user and password are written"
-        " %2F %3F %23 %40 %3A"
-    )
-
-
-def _shown(url: str) -> str:
-    """The URL without its password and parameters."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _row(entry: tuple[bytes, Mapping[bytes, bytes]]) -> AuditRow:

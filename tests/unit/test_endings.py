@@ -17,7 +17,7 @@ from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from audit import invocation, recorder
+from audit import alarms, invocation, recorder
 from audit.context import InvocationContext, acting_as, find_context
 from audit.row import COMPLETED, STARTED, Outcome, Reason
 from tasks import SkillHost, runtime, task
@@ -256,7 +256,7 @@ def struck_runs(
     for number in range(10_000):
         memory, task_id = bench.fresh(), f"{type(error).__name__}-{number}"
         with (
-            Strike(error, number, invocation, recorder, task) as strike,
+            Strike(error, number, invocation, recorder, alarms, task) as strike,
             contextlib.suppress(type(error), ValueError),
         ):
             run(name, task_id)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
+from audit import alarms as alarms_module
 from audit import invocation as module
 from audit import recorder as recorder_module
 from audit import spool as spool_module
@@ -74,7 +75,8 @@ class Metrics:
 @pytest.fixture
 def metrics(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     metrics = Metrics()
-    monkeypatch.setattr(module, "metrics", metrics)
+    for user in (module, alarms_module):
+        monkeypatch.setattr(user, "metrics", metrics)
     return metrics
 
 
@@ -335,7 +337,7 @@ def test_wherever_a_signal_strikes_a_start_both_rows_agree() -> None:
         made = replay(memory)
         with (
             contextlib.suppress(SoftTimeLimitExceeded),
-            Strike(SOFT, n, module, recorder_module) as strike,
+            Strike(SOFT, n, module, recorder_module, alarms_module) as strike,
         ):
             made.start(HASH, once_token="message", once_seconds=60)
         if not strike.struck:
@@ -556,7 +558,7 @@ def test_a_signal_at_any_line_leaves_no_invocation_half_recorded(
     for n in range(10_000):
         log.clear()
         memory = FakeMemory(lost=lost)
-        modules = (module, recorder_module)
+        modules = (module, recorder_module, alarms_module)
         with Strike(error, n, *modules) as strike, contextlib.suppress(type(error)):
             life(memory, None)
         if (kinds := memory.kinds()) == [STARTED]:
@@ -578,7 +580,7 @@ def test_a_signal_at_any_line_loses_no_ending_to_an_outage(
     """With the memory down at the end, the spool's replay completes whatever was started, once."""
     for n in range(10_000):
         memory, spool = FakeMemory(lost=COMPLETED), Spool(tmp_path / str(n), "m")
-        modules = (module, recorder_module, spool_module)
+        modules = (module, recorder_module, spool_module, alarms_module)
         with Strike(error, n, *modules) as strike, contextlib.suppress(type(error)):
             life(memory, spool)
         memory.lost = ""

@@ -47,7 +47,7 @@ from audit.breaker import Breaker
 from audit.errors import AuditEmitFailed, AuditMemoryError, MemoryUnavailableError, RowRefusedError
 from audit.invocation import Invocation, State
 from audit.keeper import Keeper
-from audit.memory.base import Once, Stored
+from audit.memory.base import Once, Stored, as_replay
 from audit.reconciler import RENEWALS, Reconciler
 from audit.recorder import Kept, Recorder
 from audit.row import (
@@ -700,7 +700,7 @@ class IsItsOwnReplay(InMemory):
 
     def _start(self, request, row, once):
         if once is not None and self._seen_before(row.tenant_id, once):
-            row, once, request.replayed = once.again, None, True
+            row, once, request.replayed = as_replay(row), None, True
         return super()._start(request, row, None)
 
 

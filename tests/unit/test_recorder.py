@@ -14,7 +14,7 @@ from audit.errors import (
     RowRefusedError,
     SpoolError,
 )
-from audit.memory.base import Once, Stored, as_replay
+from audit.memory.base import Once, Stored
 from audit.recorder import Kept, Recorder
 from audit.row import COMPLETED, LATE, STARTED, Reason
 from audit.spool import QUARANTINE, Spool
@@ -62,9 +62,7 @@ def test_a_started_row_goes_to_the_memory(recorder: Recorder, memory: FakeMemory
 def test_a_started_row_may_ask_once(recorder: Recorder, memory: FakeMemory) -> None:
     """What the memory made of it is handed on: the row, or the one in its place."""
     rows = [started(make_identity()) for _ in range(2)]
-    answers = [
-        recorder.start(row, Once(token="m", seconds=9, again=as_replay(row))) for row in rows
-    ]
+    answers = [recorder.start(row, Once(token="m", seconds=9)) for row in rows]
     assert answers == [Stored.NEW, Stored.REPLAYED]
     assert [row.meta["redelivered"] for row in memory.stored] == [False, True]
     assert recorder.start(started(make_identity())) is Stored.NEW
