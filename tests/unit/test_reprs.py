@@ -94,7 +94,7 @@ def test_as_sent_is_the_hash_of_both() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [((object(),), {}), ((), {"x": float("nan")}), (5, {}), ((), 5), ((), [1]), ((), {(1,): 2})],
-    ids=repr,
+    ids=["an object", "NaN", "a number", "keywords 5", "keywords list", "a tuple as key"],
 )
 def test_what_has_no_hash_shows_nothing(args: Any, kwargs: Any) -> None:
     """A foreign publisher's arguments may be anything."""
