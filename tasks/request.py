@@ -122,7 +122,7 @@ class SkillRequest(Request):
                 return WITHHELD  # nobody can tell whose key hides them
             key = None
         sent = self._argsrepr
-        if is_shown(sent, key) and self._kwargsrepr == sent:
+        if is_shown(sent, key):
             return str(sent)
         return of_skill(self.task, self.args, self.kwargs, key)
 
