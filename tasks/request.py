@@ -109,7 +109,7 @@ class DiscreetRequest(Verifying, Request):
             except InvocationError:
                 return WITHHELD  # nobody can tell whose key hides them
         sent = self._argsrepr
-        if is_shown(sent, key) and self._kwargsrepr == sent:
+        if is_shown(sent, key):
             return str(sent)
         if not is_skill(self.task):
             return as_sent(self.args, self.kwargs, key)

@@ -238,6 +238,31 @@ def test_what_no_hook_sees_is_masked_when_it_leaves(
     assert error.args[0] == "***"
 
 
+@pytest.mark.parametrize("error", [Reject("salary 4000"), Ignore("salary 4000")], ids=repr)
+def test_what_no_hook_sees_has_no_text_where_errors_have_none(
+    host: Host, log: Any, error: Exception
+) -> None:
+    """Not in Celery's log either, which could only be masked with the arguments."""
+    host.app.conf.audit_error_message = "type"
+    told = host.deliver(host.skill(leaves(error)), SECRET)
+    assert "salary" not in tells(told, log, [])
+
+
+@pytest.mark.filterwarnings("ignore:Exception raised outside body")
+def test_an_error_of_celerys_own_is_masked_for_the_worker(
+    host: Host, log: Any, einfos: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it tells the main process of a backend that fails has gone through no hook."""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError(f"cannot store {SECRET}")
+
+    monkeypatch.setattr(host.app.backend, "mark_as_done", broken)
+    told = host.deliver(host.skill(echo), SECRET)
+    assert str(told.retval.exception) == "cannot store ***"
+    assert SECRET not in tells(told, log, einfos)
+
+
 @pytest.mark.parametrize(
     "error", [SystemExit(SECRET), KeyboardInterrupt(SECRET), OwnPanicError(SECRET, 5)], ids=repr
 )

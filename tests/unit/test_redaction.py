@@ -211,13 +211,16 @@ def test_a_failure_shows_masked_texts() -> None:
 
 
 def test_a_stand_in_is_left_as_it_is() -> None:
-    """Its frames print as ever."""
+    """Whoever formats the record formats it as ever."""
     error = stand_in(failing(ValueError(f"no {SECRET}"))[1], (SECRET,))
-    with invocation():
-        record = said("celery.app.trace", lambda log: log.error("failed", exc_info=error))
+    with invocation(), kept("celery.app.trace") as records:
+        logging.getLogger("celery.app.trace").error("failed", exc_info=error)
+    (record,) = records
     assert record.exc_info is not None
     assert record.exc_info[1] is error
+    assert record.exc_text is None
     assert "ValueError: no ***" in logging.Formatter().format(record)
+    assert SECRET not in forms(record)
 
 
 def test_a_retry_shows_its_reason_masked() -> None:

@@ -114,7 +114,7 @@ def test_a_span_outside_invocations_is_the_same(tracer: Any, inner: Inner) -> No
 
 def test_numbers_are_looked_at_and_keep_their_types(tracer: Any, inner: Inner) -> None:
     """Only one that shows a value becomes a text; True is no number of one digit."""
-    with invocation(471100, 1.0, True):
+    with invocation(471100, 1.0, "True"):
         tracer.start_span(
             "s", attributes={"a": 5, "b": 2.5, "c": True, "d": [1, 2], "e": 471100, "f": [471100]}
         ).end()

@@ -308,6 +308,9 @@ def test_a_reject_keeps_what_the_broker_is_told(requeue: bool) -> None:
     mask_error(error, VALUES)
     assert (repr(error.reason), error.requeue) == ("ValueError('***')", requeue)
     assert SECRET not in shows(error)
+    error = Reject(True)
+    mask_error(error, ("True",), type_only=True)
+    assert error.reason is True
 
 
 def test_an_ignore_says_nothing_of_values() -> None:
