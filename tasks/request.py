@@ -166,6 +166,7 @@ class SkillRequest(DiscreetRequest):
         Its errbacks and links would be published by this worker, as whom the message names, and a
         retry of it would be signed.
         """
+        # Each part by name, for what a body does not embed may stand in the headers.
         nothing: tuple[Any, ...] = ([], {}, dict.fromkeys(EMBEDDED))
         self._body = self._Request__payload = nothing
         self._content_type = self._content_encoding = None
@@ -173,7 +174,7 @@ class SkillRequest(DiscreetRequest):
         self._eta = self._expires = None
         self.time_limits = (None, None)
         headers = self._request_dict
-        for name in (*CONTEXT_HEADERS, *EMBEDDED):
+        for name in CONTEXT_HEADERS:
             headers.pop(name, None)
         headers.update(args=[], kwargs={}, eta=None, expires=None, timelimit=[None, None])
 
