@@ -5,14 +5,13 @@ Celery repeats what went through a skill in many of its log records, in the mess
 factory that :func:`install` puts before the one in force changes records when they are made, so no
 handler, formatter or collector of records gets to see more:
 
-* inside an invocation every record of any logger is masked with that invocation's values, and the
-  place of arguments and result shows their hashes;
+* inside an invocation every record of any logger is masked with that invocation's values, extras
+  too, and the place of arguments and result shows their hashes;
 * Celery's dumps of whole messages are withheld, and so are texts of errors where nobody can tell
   whose values they quote (another invocation's, in a chord); the error's class stays.
 
-Threads that a body starts by itself, without its context, log as ever, and what a body passes as
-``extra`` is put into a record after it was made. For development, ``audit_redact_logs = False``
-leaves logs alone.
+Threads that a body starts by itself, without its context, log as ever. For development,
+``audit_redact_logs = False`` leaves logs alone.
 """
 
 from __future__ import annotations
