@@ -181,7 +181,7 @@ def _parse(text: str, what: str) -> tuple[str, bytes, Algorithm, bytes]:
 
 
 def _decode_hex(text: str) -> bytes | None:
-    if len(text) != 2 * KEY_ID_SIZE or not set(text) <= set("0123456789abcdefABCDEF"):
+    if len(text) != 2 * KEY_ID_SIZE or not set(text) <= set("0123456789abcdef"):
         return None
     return bytes.fromhex(text)
 
