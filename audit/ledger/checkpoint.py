@@ -3,8 +3,8 @@
 Its text is three lines: the origin, which says of which log; the number of leaves; the root hash in
 base64. Lines beyond those are read and kept, as the specification asks, and never signed here.
 
-What is guaranteed: :func:`open_checkpoint` returns only what a key of the log itself has signed, for
-the origin that was asked for; a witness's cosignature alone is not enough. An origin names no
+What is guaranteed: :func:`open_checkpoint` returns only what a key of the log itself has signed,
+for the origin that was asked for; a witness's cosignature alone is not enough. An origin names no
 tenant: it holds a pseudonym that nobody can compute without the secret.
 """
 
