@@ -43,6 +43,7 @@ from audit.ledger.tiles import (
     tile_of,
 )
 from tests.naive_merkle import NaiveTree
+from tests.sealed import fill
 
 
 def entries_of(count: int) -> list[bytes]:
@@ -51,19 +52,6 @@ def entries_of(count: int) -> list[bytes]:
 
 def hashes_of(count: int, salt: bytes = b"") -> list[bytes]:
     return [leaf_hash(salt + b"%d" % number) for number in range(count)]
-
-
-def fill(directory: TileDirectory, entries: list[bytes], old_size: int = 0) -> None:
-    """What a sealer writes when a log grows to those entries."""
-    tree = NaiveTree(entries)
-    for tile in new_tiles(old_size, len(entries)):
-        places = range(tile.start, tile.start + tile.width)
-        if tile.level is None:
-            content = encode_entries(entries[place] for place in places)
-        else:
-            span = WIDTH**tile.level
-            content = encode_hashes([tree.mth(p * span, (p + 1) * span) for p in places])
-        directory.write(tile, content)
 
 
 # --- names ----------------------------------------------------------------------------------------
