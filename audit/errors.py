@@ -19,6 +19,16 @@
     ├── SettingsError              an audit_* setting is unusable (also a ValueError)
     ├── SpoolError                 this host's disk does not keep a row
     ├── EmbeddedServerError        no server binary to start, or it did not come up
+    ├── LedgerError
+    │   ├── ProofError             a Merkle proof is malformed or does not hold
+    │   ├── NoteError              a signed note is malformed
+    │   │   ├── NoteKeyError       the text of a key is malformed or damaged
+    │   │   └── NoteSignatureError no trusted key signed the note, or one did and it does not verify
+    │   ├── CheckpointError        a checkpoint is malformed, or of another log
+    │   └── TileError              a tile or an entry bundle is malformed or out of reach
+    │       ├── TileMissingError   it is not there
+    │       ├── TileConflictError  it is there with other bytes
+    │       └── EntryTooLargeError a row is longer than an entry may be
     └── AuditMemoryError
         ├── MemoryUrlError         the URL names no memory we know (also a ValueError)
         ├── MemoryUnavailableError the store did not answer within the deadline
@@ -186,6 +196,49 @@ class SettingsError(AuditError, ValueError):
 
 class EmbeddedServerError(AuditError):
     """The embedded server could not be started; the text says what to install or set."""
+
+
+class LedgerError(AuditError):
+    """Root of the errors of the ledger."""
+
+
+class ProofError(LedgerError):
+    """A Merkle proof is malformed, or does not lead to the root it was given for."""
+
+
+class NoteError(LedgerError):
+    """A signed note breaks the format of C2SP signed-note; the text says where."""
+
+
+class NoteKeyError(NoteError):
+    """The text of a signer or verifier key is malformed or damaged; no text repeats any of it.
+
+    Remedy: restore the key from its backup, or make a new one and let both overlap.
+    """
+
+
+class NoteSignatureError(NoteError):
+    """No trusted key signed the note, or the signature of a trusted key does not verify."""
+
+
+class CheckpointError(LedgerError):
+    """A checkpoint breaks the format of C2SP tlog-checkpoint, or is that of another log."""
+
+
+class TileError(LedgerError):
+    """A tile or entry bundle breaks C2SP tlog-tiles, or its file cannot be read or written."""
+
+
+class TileMissingError(TileError):
+    """A tile that a tree of this size must have is not there; the text says which."""
+
+
+class TileConflictError(TileError):
+    """A tile is there already, with other bytes: what is sealed is never overwritten."""
+
+
+class EntryTooLargeError(TileError):
+    """A row is longer than the 65,535 bytes that an entry of a bundle may have."""
 
 
 class AuditMemoryError(AuditError):

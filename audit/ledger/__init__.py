@@ -1,0 +1,7 @@
+"""The ledger: what lets an outsider prove that no row was changed, cut or added later.
+
+Each file is one concept and carries the word of the RFC or of the C2SP text that it follows:
+``merkle`` (RFC 6962), ``note``, ``note_key`` (signed-note), ``cosignature`` (tlog-cosignature),
+``checkpoint`` (tlog-checkpoint), ``tiles``, ``tile_directory`` (tlog-tiles) and ``proof``
+(tlog-proof).
+"""
