@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from audit.errors import EmbeddedServerError
-from bench import emit, memory, roundtrip, sweep, throughput
+from bench import emit, memory, privacy, roundtrip, sweep, throughput
 from bench.processes import BenchError
 from bench.report import environment
 
@@ -44,6 +44,11 @@ def _sweep(rounds: int, tasks: int) -> tuple[str, Any]:
     return sweep.report(sweeps), sweep.raw(sweeps)
 
 
+def _privacy(rounds: int, tasks: int) -> tuple[str, Any]:
+    measured = privacy.measure(tasks)
+    return privacy.report(measured), privacy.raw(measured)
+
+
 #: Each section measures, and gives what is printed and its samples.
 SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
     "throughput": _throughput,
@@ -51,6 +56,7 @@ SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
     "roundtrip": _roundtrip,
     "memory": _memory,
     "sweep": _sweep,
+    "privacy": _privacy,
 }
 
 
@@ -78,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         default=1000,
         help="tasks of a round (1000); twice as many emits of each writer, a tenth as many round"
         " trips, 20 times as many invocations in the memory section, 1,000 times as many in the"
-        " history of the sweep section",
+        " history of the sweep section, a quarter as many turns in the privacy section",
     )
     parser.add_argument("--only", choices=SECTIONS, help="one section instead of all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")

@@ -28,6 +28,14 @@ EMIT = [
     for fsync in ("everysec", "always")
     for writers in ("1 writer", "8 writers")
 ]
+PRIVACY = [
+    "publish: signed",
+    "receive: proof verified",
+    "run, success: masked for others, logs redacted",
+    "run, error that quotes an argument: masked for others, logs redacted",
+    "start: with a token of its message",
+    "one hash, keyed (3 a success)",
+]
 WAITING = [Variant.BARE.label, Variant.AUDITED.label]
 
 pytestmark = pytest.mark.timeout(600)
@@ -80,6 +88,7 @@ def bench(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         ("emit", EMIT),
         ("roundtrip", WAITING),
         ("memory", 2 * WAITING),
+        ("privacy", 2 * PRIVACY),
     ],
 )
 def test_a_tiny_run(section: str, rows: list[str], tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,9 @@ from bench.emit import report as emit_report
 from bench.memory import Sample
 from bench.memory import report as memory_report
 from bench.place import Place
+from bench.privacy import SIZES, Added
+from bench.privacy import report as privacy_report
+from bench.privacy_steps import make_alert, quiet_logs
 from bench.processes import BenchError, clean_environment, within
 from bench.report import micros, table
 from bench.stats import lowest, median_interval, paired_ratios, percentile, slope
@@ -123,6 +129,48 @@ def test_emits_are_held_against_their_budget(seconds: float, word: str) -> None:
     last = emit_report([floor, emits]).splitlines()[-1]
     assert "50.00 ms" in last
     assert word in last
+
+
+@pytest.mark.parametrize(("added", "word"), [(24e-6, "under the aim"), (26e-6, "OVER the aim")])
+def test_what_privacy_adds_is_held_against_its_aim(added: float, word: str) -> None:
+    """Added, not taken in all; as often as a success goes the way; with small arguments only."""
+
+    def step(kib: int, times: int, with_it: float) -> Added:
+        return Added(what="x", kib=kib, times=times, without=[1.0] * 3, with_it=[1 + with_it] * 3)
+
+    steps = [step(1, 1, added), step(1, 3, added), step(1, 0, 1.0), step(64, 1, 1.0)]
+    last = privacy_report(steps).splitlines()[-1]
+    assert f"add {4e6 * added:.1f} us in all" in last
+    assert last.endswith(f"{word}.")
+
+
+def test_a_step_is_told_by_the_differences_of_its_turns() -> None:
+    """A turn that was slow both ways adds what a fast one adds; the quartiles stand beside."""
+    added = Added(what="x", kib=1, times=1, without=[1.0, 5.0, 2.0], with_it=[1.5, 5.5, 2.75])
+    assert added.added == [0.5, 0.5, 0.75]
+    cells = [cell.strip() for cell in privacy_report([added]).splitlines()[2].split("|")]
+    assert cells[4:7] == ["2,750,000.0", "500,000.0", "500,000.0 to 750,000.0"]
+
+
+@pytest.mark.parametrize("kib", SIZES)
+def test_arguments_have_the_size_they_are_said_to_have(kib: int) -> None:
+    """As JSON, within a twentieth."""
+    assert len(json.dumps(make_alert(kib))) == pytest.approx(kib * 1024, rel=0.05)
+
+
+def test_logs_are_as_before_after_they_were_quiet() -> None:
+    """Level, handlers and record factory of the process, whatever happened inside."""
+
+    def logs() -> tuple[object, ...]:
+        root = logging.getLogger()
+        return root.level, list(root.handlers), logging.getLogRecordFactory()
+
+    before = logs()
+    with suppress(BenchError), quiet_logs():
+        logging.setLogRecordFactory(lambda *a, **k: logging.LogRecord(*a, **k))
+        assert logs() != before
+        raise BenchError("x")
+    assert logs() == before
 
 
 @pytest.mark.parametrize(
