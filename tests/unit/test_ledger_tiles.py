@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from hypothesis import given
@@ -250,6 +252,23 @@ def test_a_full_tile_is_never_overwritten(directory: TileDirectory, replace: boo
         directory.write(Tile(0, 0), encode_hashes(hashes_of(WIDTH, b"x")), replace=replace)
     assert directory.read(Tile(0, 0)) == sealed
     assert list((directory.root / ".unnamed").iterdir()) == []
+
+
+def test_of_several_writers_at_one_moment_one_wins(directory: TileDirectory) -> None:
+    """The others get a TileConflictError, and the tile is the winner's, whole."""
+    contents = [encode_hashes(hashes_of(WIDTH, salt)) for salt in (b"a", b"b", b"c", b"d")]
+    for index in range(20):
+        tile, gate, won = Tile(0, index), Barrier(len(contents)), []
+
+        def write(content: bytes, tile: Tile = tile, gate: Barrier = gate, won: list = won) -> None:
+            gate.wait()
+            with suppress(TileConflictError):
+                directory.write(tile, content)
+                won.append(content)
+
+        with ThreadPoolExecutor(len(contents)) as pool:
+            list(pool.map(write, contents))
+        assert won == [directory.read(tile)]
 
 
 def test_a_partial_tile_is_overwritten_only_on_demand(directory: TileDirectory) -> None:
