@@ -47,6 +47,7 @@ class TileDirectory:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._flushed: set[Path] = set()
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -106,10 +107,12 @@ class TileDirectory:
         for tile, content in tiles:
             check_content(tile, content)
             with self._errors_of_ours():
-                folders.add(self._write_one(tile, content, replace and not tile.is_full))
+                path = self._write_one(tile, content, replace and not tile.is_full)
+            folders.update(self._to_flush(path))
         with self._errors_of_ours():
             for folder in folders:
                 _flush_folder(folder)
+        self._flushed |= {folder for folder in folders if folder.suffix != ".p"}
 
     def drop_partials(self, tile: Tile) -> None:
         """Remove the partial tiles in the place of a full one.
@@ -153,18 +156,27 @@ class TileDirectory:
         except OSError as error:
             raise TileError(f"{tile.to_path()} cannot be read: {error.strerror}") from error
 
+    def _to_flush(self, path: Path) -> set[Path]:
+        """The folders that a tile just written lies in, up to the one with the log.
+
+        Whoever made one may have crashed before that was durable, so each is flushed once; after
+        that only where names come and go, in the tile's own folder and, for a partial one, above.
+        """
+        above = path.parents[: path.parents.index(self.root.parent) + 1]
+        return {folder for folder in above[2:] if folder not in self._flushed} | set(above[:2])
+
     def _write_one(self, tile: Tile, content: bytes, replace: bool) -> Path:
-        """Write and name a tile; the folder that is still to be flushed."""
+        """Write and name a tile; the folders that it lies in are still to be flushed."""
         path = self.root / tile.to_path()
         unnamed = self.root / _UNNAMED / uuid4().hex
-        _make_folder(unnamed.parent)
-        _make_folder(path.parent)
+        for folder in (unnamed.parent, path.parent):
+            _make_folder(folder)
         try:
             _write(unnamed, content)
             self._name(unnamed, path, tile, content, replace)
         finally:
             unnamed.unlink(missing_ok=True)
-        return path.parent
+        return path
 
     def _name(self, unnamed: Path, path: Path, tile: Tile, content: bytes, replace: bool) -> None:
         try:
@@ -240,12 +252,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder, and durable up to the first that was there."""
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-    _flush_folder(folder.parent)
+    if not folder.is_dir():  # Path.mkdir(parents=True) would make the parents readable for all
+        _make_folder(folder.parent)
+        folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+        _flush_folder(folder.parent)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -337,10 +337,8 @@ def test_a_crash_leaves_a_whole_tile_or_none(
         assert directory.read(tile) == content
 
 
-def test_a_tile_and_its_folders_are_flushed_before_write_returns(
-    directory: TileDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file before it has its name, the folder after; and each folder that was made."""
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[int | str]:
+    """What is flushed, "content" or a folder's inode, and when a tile gets its name."""
     steps: list[int | str] = []
     fsync, link = os.fsync, os.link
 
@@ -355,11 +353,53 @@ def test_a_tile_and_its_folders_are_flushed_before_write_returns(
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "link", note_link)
-    directory.write(Tile(0, 1_000), encode_hashes(hashes_of(WIDTH)))
-    root = directory.root
-    parents = (root.parent, root, root / "tile", root / "tile/0")
-    assert {path.stat().st_ino for path in parents} <= set(steps)
-    assert steps[-3:] == ["content", "named", (root / "tile/0/x001").stat().st_ino]
+    return steps
+
+
+def folders_of(directory: TileDirectory, path: str) -> set[int]:
+    folder = directory.root / path
+    above = folder.parents[: folder.parents.index(directory.root.parent) + 1]
+    return {each.stat().st_ino for each in (folder, *above)}
+
+
+def test_tiles_and_their_folders_are_flushed_before_write_returns(
+    directory: TileDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file before it has its name, then each folder once, up to the one with the log.
+
+    Also those that another process has made, and left before they were flushed.
+    """
+    content = encode_hashes(hashes_of(WIDTH))
+    for log in (directory, TileDirectory(directory.root)):
+        steps = watch(monkeypatch)
+        log.write_all([(Tile(0, 1_000), content), (Tile(0, 1_001), content)])
+        first = steps.index("content")
+        assert steps[first : first + 4] == ["content", "named"] * 2
+        flushed = steps[first + 4 :]
+        assert len(flushed) == len(set(flushed))
+        assert set(flushed) == folders_of(directory, "tile/0/x001")
+
+
+def test_later_on_only_folders_that_change_are_flushed(
+    directory: TileDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tile's own and the one above, where a partial one's is made; sealing is done often."""
+    fill(directory, entries_of(5))
+    steps = watch(monkeypatch)
+    fill(directory, entries_of(7), 5)
+    own = [directory.root / f"tile/{level}/000.p" for level in ("entries", "0")]
+    changed = {path.stat().st_ino for folder in own for path in (folder, folder.parent)}
+    assert (len(steps), set(steps)) == (8, changed | {"content", "named"})
+
+
+def test_a_folder_that_cannot_be_made_at_once_is_flushed_all_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is made above the log's folder is durable as well."""
+    steps = watch(monkeypatch)
+    fill(TileDirectory(tmp_path / "new" / "ledger" / "log"), entries_of(1))
+    above = (tmp_path, tmp_path / "new", tmp_path / "new/ledger")
+    assert {folder.stat().st_ino for folder in above} <= set(steps)
 
 
 def test_what_a_crash_left_behind_is_removed(directory: TileDirectory) -> None:
