@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit.errors import (
-    EntryTooLargeError,
-    TileError,
-)
-from audit.ledger.merkle import (
-    leaf_hash,
-)
+from audit.errors import EntryTooLargeError, TileError
+from audit.ledger.merkle import leaf_hash
 from audit.ledger.tiles import (
     MAX_ENTRY,
     WIDTH,
