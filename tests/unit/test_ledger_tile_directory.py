@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
@@ -26,6 +28,7 @@ from audit.ledger.tile_directory import TileDirectory
 from audit.ledger.tiles import WIDTH, Tile, encode_hashes, new_tiles
 from tests.naive_merkle import NaiveTree
 from tests.sealed import fill
+from tests.support import wait_until
 
 
 def entries_of(count: int) -> list[bytes]:
@@ -176,6 +179,37 @@ def test_a_crash_leaves_a_whole_tile_or_none(
             assert directory.read(tile) == content
         directory.write(tile, content)
         assert directory.read(tile) == content
+
+
+WRITER = """
+import sys
+from itertools import count
+from pathlib import Path
+from audit.ledger.tile_directory import TileDirectory
+from audit.ledger.tiles import Tile, encode_entries
+log = TileDirectory(Path(sys.argv[1]))
+for index in count():
+    log.write_all(
+        (Tile(None, index, width), encode_entries([b"%d" % index * 50] * width))
+        for width in (1, 128, 256)
+    )
+    log.drop_partials(Tile(None, index))
+"""
+
+
+def test_a_killed_writer_leaves_whole_tiles_and_can_begin_again(directory: TileDirectory) -> None:
+    """After SIGKILL every file that is served is whole, and the next writer goes through them."""
+    for last in range(5, 50, 5):
+        command = [sys.executable, "-c", WRITER, str(directory.root)]
+        with subprocess.Popen(command) as writer:
+            try:
+                wait_until((directory.root / Tile(None, last).to_path()).is_file, 30)
+            finally:
+                writer.kill()
+        served = (path for path in (directory.root / "tile").rglob("*") if path.is_file())
+        for path in served:
+            tile = Tile.parse(path.relative_to(directory.root).as_posix())
+            assert directory.entries(tile) == [b"%d" % tile.index * 50] * tile.width
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[int | str]:
