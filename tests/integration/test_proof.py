@@ -262,6 +262,7 @@ ALTERATIONS: dict[str, Callable[[Message], None]] = {
     "no trace": without("traceparent"),
     "parent": header("audit_parent_request_id", "01JDX3Q6Z0M3J7T4R8W2V5K9AB"),
     "human": header("audit_on_behalf_of", "ceo@example.org"),
+    "group": header("group", str(uuid4())),
     "another id": header("id", str(uuid4())),
     "eta": header("eta", "2020-01-01T00:00:00+00:00"),
     "far eta": header("eta", "2099-01-01T00:00:00+00:00"),
