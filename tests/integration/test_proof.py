@@ -214,7 +214,7 @@ def test_a_stamped_message_that_a_receiver_changed(stack: Stack) -> None:
 
 
 def test_a_verbatim_copy_gets_rows_of_its_own(stack: Stack, forger: Forger) -> None:
-    """It is what a redelivery looks like."""
+    """It is what a redelivery looks like, and both its rows say so, whatever the broker does."""
     message = held(stack, forger, "copied")
     task_id = forger.put(message)
     forger.put(message)
@@ -223,6 +223,10 @@ def test_a_verbatim_copy_gets_rows_of_its_own(stack: Stack, forger: Forger) -> N
     assert len({row.request_id for row in rows}) == 2
     assert {row.meta["context_key"] for row in rows} == {"2026.old"}
     assert stack.journal().count("copied") == 2
+    assert sorted(
+        [row.meta["redelivered"] for row in stack.rows(request_id=request_id)]
+        for request_id in {row.request_id for row in rows}
+    ) == [[False, False], [True, True]]
 
 
 # --- what is not ----------------------------------------------------------------------------------
