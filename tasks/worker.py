@@ -97,6 +97,11 @@ def _receive(app: Any, *, proven: bool) -> None:
             task.Request = DISCREET
         elif proven and task.Request == Task.Request:
             task.Request = CARRYING
+        if app.conf.result_extended and getattr(task, "body_excluded", False):
+            raise SkillDefinitionError(
+                f"skill {task.name}: its body is excluded, and result_extended would keep its"
+                " arguments in the result backend: leave that setting out"
+            )
         if is_skill(task) and not verifies(task):
             raise SkillDefinitionError(
                 f"skill {task.name}: its Request must be a subclass of SkillRequest"

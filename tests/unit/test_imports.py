@@ -30,7 +30,7 @@ HERE = "tests/unit/test_imports.py"
 
 #: From the ground up. ``name.*`` is a family: the package, with all its modules.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("audit.errors", "audit.keys"),
+    ("audit.errors", "audit.readings", "audit.keys"),
     ("audit.canonical", "audit.signing", "audit.masking", "audit.binary"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
     ("audit.context",),
