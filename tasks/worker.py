@@ -97,7 +97,7 @@ def _receive(app: Any, *, proven: bool) -> None:
             task.Request = DISCREET
         elif proven and task.Request == Task.Request:
             task.Request = CARRYING
-        if app.conf.result_extended and getattr(task, "body_excluded", False):
+        if getattr(task, "body_excluded", False) and _keeps_arguments(app):
             raise SkillDefinitionError(
                 f"skill {task.name}: its body is excluded, and result_extended would keep its"
                 " arguments in the result backend: leave that setting out"
@@ -106,6 +106,11 @@ def _receive(app: Any, *, proven: bool) -> None:
             raise SkillDefinitionError(
                 f"skill {task.name}: its Request must be a subclass of SkillRequest"
             )
+
+
+def _keeps_arguments(app: Any) -> bool:
+    """Whether Celery's own result backend stores a task's arguments beside its result."""
+    return app.conf.result_extended and type(app.backend).__module__.startswith("celery.")
 
 
 def _say_what_is_proven(keys: KeyRing) -> None:
