@@ -242,6 +242,13 @@ def test_what_carries_no_caller_passes_through(headers: Any) -> None:
     assert inner.published[1] == {"body": {"a": 1}, "serializer": "json", "headers": headers or {}}
 
 
+def test_a_header_that_cannot_be_signed_is_not_published(post: Post) -> None:
+    """The caller is told which one."""
+    with caller(), pytest.raises(InvalidInvocationContext, match=r"header \('when'\)"):
+        post.app.tasks["test.echo"].apply_async((1,), headers={"when": uuid4()})
+    assert post.sent() == []
+
+
 # --- what a proof is ------------------------------------------------------------------------------
 
 GARBAGE = [5, True, "", "proven", [], ["proven"], ["proven", 5], [["proven"], "k"], {"proven": "k"},
@@ -456,11 +463,23 @@ def test_a_forger_learns_no_hash(post: Post) -> None:
     assert receive(post, signed(post))._argsrepr.startswith("hmac:h:")
 
 
+@pytest.mark.parametrize("kind", [SkillRequest, CarryingRequest])
+def test_headers_out_of_a_body_are_not_proven(post: Post, kind: type[Request]) -> None:
+    """Hybrid messages, and those of protocol 1: what is used is not what the signature is of."""
+    message = signed(post)
+    for taken in (message.headers, {**message.headers, "stamps": {"link": []}}):
+        request = kind(
+            message, app=post.app, body=((1,), {}, {}), headers=taken, eventer=None, decoded=True
+        )
+        assert is_unproven(request._request_dict)
+        assert "audit_persona" not in request._request_dict
+
+
 @pytest.mark.parametrize("name", ["test.plain", "test.echo"])
 def test_headers_within_headers_are_dropped(post: Post, name: str) -> None:
-    """Nobody signed them, and Celery would publish a retry with them."""
-    message = signed(post, name)
-    message.headers["headers"] = {"audit_on_behalf_of": "ceo@example.org"}
+    """Signed or not: Celery would take them for all that a retry has."""
+    message = signed(post, name, headers={"headers": {"audit_on_behalf_of": "ceo@example.org"}})
+    assert message.headers["headers"]
     kind = SkillRequest if name == "test.echo" else CarryingRequest
     request = receive(post, message, kind)
     assert proven_by(request._request_dict) == "2026.a"
