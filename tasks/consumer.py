@@ -57,12 +57,20 @@ class SteadyConsumer(Consumer):
                 _check(message)
                 return receive(message)
             except STUMBLES as error:
-                lost = self.connection_errors + self.channel_errors
-                if isinstance(error, lost) or getattr(message, "handed_on", False):
+                if getattr(message, "handed_on", False) or self._is_lost(error):
                     raise
                 return self._throw_away(message, error)
 
         return on_task_received
+
+    def _is_lost(self, error: Exception) -> bool:
+        """Whether a transport says that its connection is gone.
+
+        Redis' counts every KeyError among these: a message without an id would be restored and met
+        again, connection after connection. One of Python's own kind tells of the message.
+        """
+        of_transport = type(error).__module__ != "builtins"
+        return of_transport and isinstance(error, self.connection_errors + self.channel_errors)
 
     def _throw_away(self, message: Any, error: Exception) -> None:
         logger.error(

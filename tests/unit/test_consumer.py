@@ -37,7 +37,7 @@ def handler(monkeypatch: pytest.MonkeyPatch, receive: Callable[[Any], Any]) -> A
     """What a consumer does with a message, where Celery does ``receive``."""
     monkeypatch.setattr(Consumer, "create_task_handler", lambda self: receive)
     consumer = SteadyConsumer.__new__(SteadyConsumer)
-    consumer.connection_errors, consumer.channel_errors = (LostError,), ()
+    consumer.connection_errors, consumer.channel_errors = (LostError, KeyError), ()
     consumer.task_consumer = SimpleNamespace(channel=object())
     return consumer.create_task_handler()
 
