@@ -33,7 +33,7 @@ from audit.row import COMPLETED, NIL_TENANT, REFUSED, STARTED
 from tasks import proof
 from tests.integration.forger import HELD, Forger, Message
 from tests.integration.otlp import OtlpSink
-from tests.integration.stack import PERSONA, Stack, caller, running_stack
+from tests.integration.stack import PERSONA, Stack, Worker, caller, running_stack
 from tests.integration.test_publish_paths import PATH, invocations
 from tests.integration.ways import WAYS, Way
 from tests.support import wait_until
@@ -627,6 +627,26 @@ def test_keys_are_changed_without_a_gap(tmp_path: Any, monkeypatch: pytest.Monke
             assert outer.meta["context_key"] == signer["id"]
             assert inner.meta["context_key"] == keys[0]["id"]
         assert stack.rows(kind=REFUSED) == []
+
+
+# --- requests that do not verify ------------------------------------------------------------------
+
+
+def test_a_task_whose_request_does_not_verify_stops_the_worker(stack: Stack) -> None:
+    """One line says which, and what to change; without keys the same worker runs."""
+    environ = {"AUDIT_CONTEXT_KEYS": json.dumps([OLD])}
+    worker = Worker(stack, "solo", 1, app="tests.integration.careless_app", environ=environ)
+    assert worker.process.wait(30) == 1
+    (line,) = (line for line in worker.text().splitlines() if "does not start" in line)
+    assert "test.careless" in line
+    assert "must derive from tasks.request.CarryingRequest" in line
+    environ = {"AUDIT_CONTEXT_KEYS": ""}
+    unsigned = Worker(stack, "solo", 1, app="tests.integration.careless_app",
+                      task_default_queue="elsewhere", environ=environ)  # fmt: skip
+    try:
+        unsigned.ready()
+    finally:
+        unsigned.stop()
 
 
 # --- what a worker says ---------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.app.amqp import AMQP
 
-from tasks import amqp, caller, discretion, endings, redaction, request, task, telemetry, worker
+from tasks import amqp, caller, discretion, endings, reception, redaction, request, task, telemetry
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ PROTECTIONS: dict[str, Protection] = {
         ("bad hook, not run",),
     ),
     "Celery's own tasks are discreet": Protection(
-        put(worker, "make_discreet", lambda task: None), "events", ("starmap, failing",)
+        put(reception, "make_discreet", lambda task: None), "events", ("starmap, failing",)
     ),
     "errors that leave the tracer are masked": Protection(
         put(discretion, "_out_of_tracer", lambda task, error, args, kwargs: error),

@@ -8,7 +8,7 @@ import pytest
 
 from audit.errors import SkillDefinitionError
 from tasks import SkillHost
-from tasks.worker import _receive
+from tasks.reception import give_requests
 
 
 def host(**conf: Any) -> SkillHost:
@@ -24,9 +24,9 @@ def host(**conf: Any) -> SkillHost:
 
 def test_an_excluded_body_and_extended_results_exclude_each_other() -> None:
     """Celery's backends would keep the arguments beside the reference."""
-    _receive(host(), proven=False)
+    give_requests(host(), proven=False)
     with pytest.raises(SkillDefinitionError, match=r"test\.excluded: .* result_extended"):
-        _receive(host(result_extended=True), proven=False)
+        give_requests(host(result_extended=True), proven=False)
 
 
 def test_a_backend_that_keeps_hashes_may_be_extended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,4 +34,4 @@ def test_a_backend_that_keeps_hashes_may_be_extended(monkeypatch: pytest.MonkeyP
     app = host(result_extended=True)
     kept = type("DatabaseBackend", (), {"__module__": "django_celery_results.backends"})
     monkeypatch.setattr(type(app), "backend", kept())
-    _receive(app, proven=False)
+    give_requests(app, proven=False)
