@@ -113,6 +113,15 @@ def _flag(raw: object) -> bool:
     raise ValueError("takes true or false")
 
 
+def _hash_keys(raw: object) -> KeyRing:
+    ring = KeyRing.parse(raw)
+    if any(key.personas for key in ring.keys):
+        raise ValueError(
+            "takes keys limited to tenants, not to personas: a hash tells of no caller"
+        )
+    return ring
+
+
 def _detail(raw: object) -> str:
     if raw not in ("masked", "type"):
         raise ValueError('takes "masked" or "type"')
@@ -129,6 +138,6 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "max_deaths": ("AUDIT_MAX_DEATHS", _count),
     "context_keys": ("AUDIT_CONTEXT_KEYS", KeyRing.parse),
     "context_max_age": ("AUDIT_CONTEXT_MAX_AGE", _age),
-    "hash_keys": ("AUDIT_HASH_KEYS", KeyRing.parse),
+    "hash_keys": ("AUDIT_HASH_KEYS", _hash_keys),
     "redact_logs": ("AUDIT_REDACT_LOGS", _flag),
 }

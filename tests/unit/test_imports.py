@@ -30,11 +30,11 @@ HERE = "tests/unit/test_imports.py"
 
 #: From the ground up. ``name.*`` is a family: the package, with all its modules.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("audit.errors", "audit.keys"),
-    ("audit.canonical", "audit.signing", "audit.masking", "audit.binary"),
+    ("audit.errors", "audit.readings", "audit.keys"),
+    ("audit.canonical", "audit.masking", "audit.binary"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
     ("audit.context",),
-    ("audit.memory.base", "audit.metrics", "audit.memory.connection"),
+    ("audit.memory.base", "audit.metrics", "audit.memory.connection", "audit.signing"),
     (
         "audit.spool",
         "audit.alarms",
