@@ -20,6 +20,7 @@ from typing import Final
 from uuid import uuid4
 
 from audit.errors import ProofError, TileConflictError, TileError, TileMissingError
+from audit.ledger.durable import flush_folder, make_folder, write_file
 from audit.ledger.merkle import fold
 from audit.ledger.tiles import (
     HEIGHT,
@@ -32,10 +33,8 @@ from audit.ledger.tiles import (
     tile_of,
 )
 
-_FOLDER_MODE: Final = 0o750
-_FILE_MODE: Final = 0o640
 #: Where tiles are written before they have their name; on the same disk, and served to nobody.
-_UNNAMED: Final = ".unnamed"
+UNNAMED: Final = ".unnamed"
 
 
 class TileDirectory:
@@ -111,7 +110,7 @@ class TileDirectory:
             folders.update(self._to_flush(path))
         with self._errors_of_ours():
             for folder in folders:
-                _flush_folder(folder)
+                flush_folder(folder)
         self._flushed |= {folder for folder in folders if folder.suffix != ".p"}
 
     def drop_partials(self, tile: Tile) -> None:
@@ -135,7 +134,7 @@ class TileDirectory:
             TileError: the disk does not let go of it.
         """
         with self._errors_of_ours(), contextlib.suppress(FileNotFoundError):
-            for path in (self.root / _UNNAMED).iterdir():
+            for path in (self.root / UNNAMED).iterdir():
                 path.unlink(missing_ok=True)
 
     # --- inside -------------------------------------------------------------------------------
@@ -168,11 +167,11 @@ class TileDirectory:
     def _write_one(self, tile: Tile, content: bytes, replace: bool) -> Path:
         """Write and name a tile; the folders that it lies in are still to be flushed."""
         path = self.root / tile.to_path()
-        unnamed = self.root / _UNNAMED / uuid4().hex
+        unnamed = self.root / UNNAMED / uuid4().hex
         for folder in (unnamed.parent, path.parent):
-            _make_folder(folder)
+            make_folder(folder)
         try:
-            _write(unnamed, content)
+            write_file(unnamed, content)
             self._name(unnamed, path, tile, content, replace)
         finally:
             unnamed.unlink(missing_ok=True)
@@ -238,29 +237,3 @@ def _tiles_from(level: int | None, size: int, start: int) -> Iterator[tuple[Tile
     for index in range(start // WIDTH, -(-size // WIDTH)):
         tile = tile_of(level, index, size)
         yield tile, max(0, start - tile.start)
-
-
-def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _make_folder(folder: Path) -> None:
-    if not folder.is_dir():  # Path.mkdir(parents=True) would make the parents readable for all
-        _make_folder(folder.parent)
-        folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-        _flush_folder(folder.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
