@@ -35,12 +35,19 @@ class Slot:
         hash: of the leaf; ``None`` where it is not known, which goes with any other.
         position: of the row in the memory, if known.
         request_id: of the row, if known.
+        kind: of the row, if known.
     """
 
     index: int
     hash: bytes | None
     position: str | None = None
     request_id: str | None = None
+    kind: str | None = None
+
+    @property
+    def key(self) -> tuple[str | None, str] | None:
+        """What an edited row usually keeps."""
+        return (self.kind, self.request_id) if self.request_id else None
 
 
 class Rows(Protocol):
@@ -88,6 +95,7 @@ class Alignment:
         gaps: where they differ, so far.
         alike: how many are the same.
         lost: the index from which on nothing fits any more, if there is one.
+        cut: how many leaves were counted at the end that have no rows, beyond those of the gaps.
     """
 
     rows: Rows
@@ -96,8 +104,10 @@ class Alignment:
     lost: int | None = None
     _leaves: deque[Slot] = field(default_factory=deque)
     _taken: deque[Slot] = field(default_factory=deque)
+    cut: int = 0
     _look: int = _FIRST_LOOK
     _apart: int = 0
+    _tail: list[Slot] = field(default_factory=list)
 
     def feed(self, leaves: Sequence[bytes | None], slots: Iterator[Slot]) -> None:
         """The next leaves; ``slots`` are made only where they are needed."""
@@ -110,15 +120,16 @@ class Alignment:
         self._leaves.extend(slots)
         self._advance(final=False)
 
-    def finish(self) -> int:
-        """There are no more leaves; how many rows were taken and belong behind them."""
+    def finish(self) -> None:
+        """There are no more leaves."""
         self._advance(final=True)
-        return len(self._taken)
+        if self._tail:
+            self.gaps.append(Gap(tuple(self._tail), (), last=True))
 
     @property
-    def behind(self) -> tuple[Slot, ...]:
-        """Rows that were taken and stand behind the last leaf."""
-        return tuple(self._taken)
+    def is_behind(self) -> bool:
+        """Whether leaves or rows wait to be compared."""
+        return bool(self._leaves or self._taken)
 
     def _advance(self, *, final: bool) -> None:
         while self._leaves and self.lost is None:
@@ -142,6 +153,9 @@ class Alignment:
         while True:
             if len(self._taken) < self._look:
                 self._taken.extend(self.rows.take(self._look - len(self._taken)))
+            if not self._taken and self.rows.ended:
+                self._cut_tail()
+                return True
             if not final and len(self._leaves) < self._look:
                 return False
             if not (final or self.rows.ended) and len(self._taken) < self._look:
@@ -159,11 +173,20 @@ class Alignment:
                 return True
             self._look *= 4
 
+    def _cut_tail(self) -> None:
+        """There are no more rows, so all leaves from here on have none."""
+        room = max(0, MOST - len(self._tail))
+        self._tail.extend(islice(self._leaves, room))
+        self.cut += max(0, len(self._leaves) - room)
+        self._leaves.clear()
+
     def _meeting(self) -> tuple[int, int] | None:
         """How many leaves and rows to leave out for both to go on alike; as few as possible."""
         leaves = list(islice(self._leaves, self._look))
         rows = list(islice(self._taken, self._look))
-        places = {leaf.hash: at for at, leaf in reversed(list(enumerate(leaves))) if leaf.hash}
+        places: dict[bytes | None, int] = {
+            leaf.hash: at for at, leaf in reversed(list(enumerate(leaves))) if leaf.hash
+        }
         best: tuple[int, int] | None = None
         for b, row in enumerate(rows):
             if best is not None and b >= sum(best):
@@ -234,14 +257,15 @@ def _unmoved(leaves: list[Slot], rows: list[Slot], *, last: bool) -> Iterator[Di
 def _pairs(leaves: list[Slot], rows: list[Slot], *, by_order: bool) -> list[tuple[Slot, Slot]]:
     """Leaves and the rows that were edited in their places."""
     pairs: list[tuple[Slot, Slot]] = []
-    for name in ("position", "request_id"):
+    for name in ("position", "key"):
         known = {getattr(row, name): row for row in rows if getattr(row, name)}
         for leaf in leaves:
             row = known.pop(getattr(leaf, name), None)
             if row is not None:
                 pairs.append((leaf, row))
-        leaves = [leaf for leaf in leaves if all(leaf is not other for other, _ in pairs)]
-        rows = [row for row in rows if all(row is not other for _, other in pairs)]
+        found = {leaf.index for leaf, _ in pairs}, {row.index for _, row in pairs}
+        leaves = [leaf for leaf in leaves if leaf.index not in found[0]]
+        rows = [row for row in rows if row.index not in found[1]]
     if by_order and len(leaves) == len(rows):
         pairs += zip(leaves, rows, strict=True)
     return sorted(pairs, key=lambda pair: pair[0].index)

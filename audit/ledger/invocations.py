@@ -103,11 +103,15 @@ class Invocations:
         """The body of that row is not there, or is not the sealed one."""
         self._gap = index
 
+    @property
+    def newest(self) -> float:
+        """The time of the newest row, in seconds."""
+        return _seconds(self._newest)
+
     def overdue(self) -> Iterator[Opened]:
         """What is open for longer than the limit."""
-        newest = _seconds(self._newest)
         for request_id, (index, ts) in self._open.items():
-            if index > self._gap and newest - _seconds(ts) > self._limit:
+            if index > self._gap and self.newest - _seconds(ts) > self._limit:
                 yield Opened(index, request_id.decode("ascii", "replace"), ts.decode())
 
     def repeated(self) -> list[int]:

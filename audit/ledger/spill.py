@@ -27,7 +27,7 @@ class Spill:
         self._size = size
         self._most = run
         self._kept: list[bytes] = []
-        self._file: IO[bytes] | None = None
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - kept open until close()
         self._runs: list[tuple[int, int]] = []
 
     def add(self, record: bytes) -> None:
@@ -41,12 +41,9 @@ class Spill:
         return heapq.merge(*(self._read(*run) for run in self._runs), self._kept)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
     def _write(self) -> None:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - kept open until close()
         start = self._file.seek(0, 2)
         self._kept.sort()
         self._file.write(b"".join(self._kept))
@@ -54,7 +51,6 @@ class Spill:
         self._kept = []
 
     def _read(self, start: int, count: int) -> Iterator[bytes]:
-        assert self._file is not None
         size = self._size
         for first in range(0, count, _READ):
             self._file.seek(start + first * size)
