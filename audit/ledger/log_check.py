@@ -15,18 +15,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from audit.errors import TileError
-from audit.ledger.alignment import Alignment, Difference, differences
+from audit.ledger.alignment import Alignment, Difference, Slot, differences
 from audit.ledger.claims import Claim, fork
 from audit.ledger.finding import Finding, Kind, LogReport, Source
 from audit.ledger.held_rows import BundleRows, MemoryRows, Positions, SealedMemory, slots_of
 from audit.ledger.invocations import Invocations, request_id_of
 from audit.ledger.leaves import Chunk, Leaves
-from audit.ledger.merkle import EMPTY_ROOT, Frontier
+from audit.ledger.merkle import EMPTY_ROOT, Frontier, leaf_hash
 from audit.ledger.tile_directory import TileDirectory
 from audit.ledger.tiles import WIDTH, tile_of
 
 _PRUNED: Final = b'{"kind":"audit.pruned"'
 _MOST_FORKS: Final = 100
+#: How many single rows the memory is asked for, to name what the files have lost.
+_MOST_ASKED: Final = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,8 +137,9 @@ def check_memory(subject: Subject, memory: SealedMemory, tenant: str) -> LogRepo
             if roots.due(frontier.size) is not None:
                 _hold_all(roots, frontier.size, frontier.root)
     findings = [*malformed, *_by_roots(subject, roots, Source.MEMORY, frontier.size)]
-    findings += _of_invocations(subject, invocations, lambda: _memory_rows(memory, tenant))
-    checked = size if subject.claim in roots.right else 0
+    checked = size if any(claim.size == size for claim in roots.right) else 0
+    if checked:  # rows that were not sealed like that say nothing
+        findings += _of_invocations(subject, invocations, lambda: _memory_rows(memory, tenant))
     return LogReport(
         log=subject.log, tenant=subject.tenant, sealed=size, checked=checked,
         unsealed=rows.count - frontier.size, findings=tuple(findings),
@@ -189,6 +192,7 @@ class FileCheck:
         self._bodiless: list[tuple[int, int]] = []
         self._malformed: list[Finding] = []
         self._checked = 0
+        self._asked = 0
 
     @property
     def is_right(self) -> bool:
@@ -256,12 +260,22 @@ class FileCheck:
         findings += self._above(memory_is_right)
         if (not memory_is_right and not self._explained(findings)) or self.is_right:
             findings += _by_roots(subject, self.roots, subject.source, self._size)
-        findings += _of_invocations(subject, self._invocations, self._bodies)
+        findings += self._of_invocations(memory_is_right)
         return LogReport(
             log=subject.log, tenant=subject.tenant, sealed=self._size, checked=self._checked,
             unsealed=unsealed, trimmed=trimmed, findings=tuple(findings),
             pruned=sum(count for _, count in self._bodiless),
         )  # fmt: skip
+
+    def _of_invocations(self, memory_is_right: bool) -> Iterator[Finding]:
+        """Judged by sealed rows only: those of the files, or else the memory's, or not at all."""
+        subject = self._subject
+        if self.is_right:
+            yield from _of_invocations(subject, self._invocations, self._bodies)
+        elif memory_is_right and subject.memory and subject.tenant:
+            rows = replace(subject, older=(), claims=[c for c in subject.claims if c.size])
+            told = check_memory(rows, subject.memory, subject.tenant).findings
+            yield from (f for f in told if f.kind in (Kind.OVERDUE, Kind.DUPLICATE))
 
     def _explained(self, findings: list[Finding]) -> bool:
         """Whether a root that is missing is no more than what is said already."""
@@ -366,12 +380,26 @@ class FileCheck:
         index = place.index if place else 0
         position = (row.position if row else None) or (leaf.position if leaf else None)
         request_id = (leaf.request_id if leaf else None) or (row.request_id if row else None)
+        if request_id is None and leaf is not None:
+            request_id = self._told_by_memory(leaf)
         count = difference.count + (cut if difference.kind is Kind.CUT else 0)
         text = f"now at place {row.index:,}" if difference.kind is Kind.REORDERED and row else ""
         return self._at(
             difference.kind, source, index, count,
             position=position, request_id=request_id, text=text,
         )  # fmt: skip
+
+    def _told_by_memory(self, leaf: Slot) -> str | None:
+        """Whose a row was that the files have lost, if the memory still has it."""
+        memory, tenant = self._subject.memory, self._subject.tenant
+        if memory is None or tenant is None or self._asked >= _MOST_ASKED:
+            return None
+        self._asked += 1
+        before = self._positions.of_row(leaf.index - 1) if leaf.index else None
+        for entry in memory.entries(tenant, before, 1) if before or not leaf.index else ():
+            if leaf_hash(entry.stored) == leaf.hash:
+                return request_id_of(entry.stored)
+        return None
 
     def _at(self, kind: Kind, source: Source, index: int, count: int = 1, **more: Any) -> Finding:
         found = self._subject.finding(kind, source, index=index, count=count, **more)

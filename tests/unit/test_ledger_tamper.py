@@ -307,20 +307,6 @@ def checkpoint_missing(world: World) -> list[Finding]:
 # --- what is done to checkpoints ------------------------------------------------------------------
 
 
-def older(world: World) -> int:
-    return (
-        (world.early / world.ledger.log(world.tenant))
-        .joinpath("checkpoint")
-        .read_bytes()
-        .split(b"\n")[1]
-        .__str__()
-        .strip("b'")
-        .__int__()
-        if False
-        else world.size // 2
-    )
-
-
 def rollback_file(world: World) -> list[Finding]:
     size = world.random.randrange(1, world.size)
     (world.folder / "checkpoint").write_bytes(world.ledger.note(world.tenant, size))
@@ -440,11 +426,8 @@ def duplicate(world: World) -> list[Finding]:
     rows = list(world.rows)
     first, then = sorted(world.random.sample(range(len(rows)), 2))
     rows.insert(then, PlainEntry("9-9", edited(rows[first].stored, world.random)))
-    if b"invoked_started" in rows[then].stored:  # it would look open from there on
-        rows[then].stored = rows[then].stored.replace(b'"attempt":0', b'"attempt":1')
     seal_again(world, rows)
-    found = [world.expect(Kind.DUPLICATE, Source.LEDGER, then)]
-    return found
+    return [world.expect(Kind.DUPLICATE, Source.LEDGER, then)]
 
 
 TAMPERS: tuple[Callable[[World], list[Finding]], ...] = (
