@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -140,6 +141,7 @@ def check_memory(subject: Subject, memory: SealedMemory, tenant: str) -> LogRepo
     checked = size if any(claim.size == size for claim in roots.right) else 0
     if checked:  # rows that were not sealed like that say nothing
         findings += _of_invocations(subject, invocations, lambda: _memory_rows(memory, tenant))
+    invocations.close()
     return LogReport(
         log=subject.log, tenant=subject.tenant, sealed=size, checked=checked,
         unsealed=rows.count - frontier.size, findings=tuple(findings),
@@ -245,6 +247,9 @@ class FileCheck:
             self._malformed.append(_no_row(self._subject, self._subject.source, index, None))
         if row.startswith(_PRUNED):
             self._pruned += _pruned_range(row)
+
+    def close(self) -> None:
+        self._invocations.close()
 
     # --- what came out ------------------------------------------------------------------------
 
@@ -425,13 +430,13 @@ def check_files(
     subject: Subject, folder: Path, look: Callable[[Chunk], None] = lambda chunk: None
 ) -> LogReport:
     """The files of a log, and the memory beside them where there is one."""
-    check = FileCheck(subject, folder)
-    check.run(look)
-    if not check.is_right and check.leaves.undecided:
-        other = FileCheck(subject, folder, trust_rows=True)
-        other.run()
-        check = other if other.is_right else check
-    return check.report()
+    with closing(FileCheck(subject, folder)) as check:
+        check.run(look)
+        if check.is_right or not check.leaves.undecided:
+            return check.report()
+        with closing(FileCheck(subject, folder, trust_rows=True)) as other:
+            other.run()
+            return other.report() if other.is_right else check.report()
 
 
 # --- findings -------------------------------------------------------------------------------------
@@ -466,7 +471,6 @@ def _of_invocations(
             text=f"started {opened.ts}, not completed",
         )  # fmt: skip
     wanted = set(invocations.repeated())
-    invocations.close()
     seen: set[tuple[bytes, str | None]] = set()
     for index, (row, position) in enumerate(rows() if wanted else ()):
         if index not in wanted:

@@ -27,7 +27,7 @@ class Spill:
         self._size = size
         self._most = run
         self._kept: list[bytes] = []
-        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - kept open until close()
+        self._file: IO[bytes] | None = None
         self._runs: list[tuple[int, int]] = []
 
     def add(self, record: bytes) -> None:
@@ -41,9 +41,12 @@ class Spill:
         return heapq.merge(*(self._read(*run) for run in self._runs), self._kept)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def _write(self) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - kept open until close()
         start = self._file.seek(0, 2)
         self._kept.sort()
         self._file.write(b"".join(self._kept))
@@ -53,6 +56,11 @@ class Spill:
     def _read(self, start: int, count: int) -> Iterator[bytes]:
         size = self._size
         for first in range(0, count, _READ):
-            self._file.seek(start + first * size)
-            block = self._file.read(min(_READ, count - first) * size)
+            block = self._block(start + first * size, min(_READ, count - first) * size)
             yield from (block[at : at + size] for at in range(0, len(block), size))
+
+    def _block(self, start: int, length: int) -> bytes:
+        if self._file is None:
+            return b""
+        self._file.seek(start)
+        return self._file.read(length)

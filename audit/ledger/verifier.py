@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from audit.errors import TileError
+from audit.errors import CheckpointError, TileError
 from audit.ledger.checkpoint import Checkpoint, origin_of
 from audit.ledger.claims import Claim, Claimed, Trust, forks, log_of, read_claim, rollbacks
 from audit.ledger.finding import META, Finding, Kind, LogReport, Report, Source
@@ -63,6 +63,7 @@ def verify(sources: Sources) -> Report:
 
     Raises:
         AuditMemoryError: the memory does not answer.
+        CheckpointError: a given checkpoint cannot be held against anything here.
     """
     return Report(tuple(_Verification(sources).reports()))
 
@@ -88,8 +89,10 @@ class _Verification:
         meta = self._meta()
         if meta is not None:
             yield meta
-        evidence = _Evidence(self._spill)
-        for log, tenant in sorted(self._logs().items(), key=lambda item: _digest(item[0])):
+        evidence, logs = _Evidence(self._spill), self._logs()
+        if not {log_of(raw) for raw in self._sources.given} <= {META, *logs}:
+            raise CheckpointError("a given checkpoint is none, or of a log that is not checked")
+        for log, tenant in sorted(logs.items(), key=lambda item: _digest(item[0])):
             yield self._log(log, tenant, evidence)
         yield from self._unsealed_tenants()
         self._spill.close()
@@ -100,13 +103,13 @@ class _Verification:
         """Every log that anything knows of, with its tenant where that is known."""
         logs: dict[str, str | None] = dict.fromkeys([*self._folders(), *self._newest])
         logs.update(self._tenants)
-        for tenant in self._memory_tenants():
+        wanted = self._sources.tenant
+        for tenant in [*self._memory_tenants(), *([wanted] if wanted else [])]:
             if (log := self._log_of(tenant)) is not None:
                 logs[log] = tenant
         for raw in self._sources.given:
             if (named := log_of(raw)) is not None:
                 logs.setdefault(named, None)
-        wanted = self._sources.tenant
         logs.pop(META, None)
         return logs if wanted is None else {k: v for k, v in logs.items() if v == wanted}
 
@@ -148,7 +151,8 @@ class _Verification:
         known = self._sources.memory is not None and self._sources.memory.sealed(META) is not None
         if self._sources.ledger is None or not (there or known):
             return None
-        report, claim = self._check(META, META, Source.META, (), self._gather)
+        further = self._given(META)
+        report, claim = self._check(META, META, Source.META, further, self._gather)
         self._meta_size = claim.size if claim else 0
         if any(f.kind in (Kind.DIVERGENT, Kind.UNTRUSTED) for f in report.findings):
             self._spill, self._newest, self._cosigned = Spill(_RECORD.size), {}, {}
@@ -170,6 +174,14 @@ class _Verification:
                 self._newest[log] = size, root, index
             self._cosigned[log] = max(size, self._cosigned.get(log, 0))
 
+    def _given(self, log: str) -> list[Claimed]:
+        trust, given = self._sources.trust, self._sources.given
+        return [
+            read_claim(raw, log, Source.GIVEN, "the given checkpoint", trust)
+            for raw in given
+            if log_of(raw) == log
+        ]
+
     def _from_meta(self, log: str) -> Claimed | None:
         """The newest checkpoint of a log that the meta log has."""
         if log not in self._newest or self._sources.ledger is None:
@@ -187,11 +199,7 @@ class _Verification:
     # --- one log ------------------------------------------------------------------------------
 
     def _log(self, log: str, tenant: str | None, evidence: _Evidence) -> LogReport:
-        further = [
-            read_claim(raw, log, Source.GIVEN, "the given checkpoint", self._sources.trust)
-            for raw in self._sources.given
-            if log_of(raw) == log
-        ]
+        further = self._given(log)
         if (claimed := self._from_meta(log)) is not None:
             further.append(claimed)
         report, claim = self._check(
@@ -207,7 +215,7 @@ class _Verification:
         log: str,
         tenant: str | None,
         source: Source,
-        further: list[Claimed] | tuple[()],
+        further: list[Claimed],
         look: Callable[[Chunk], None],
         evidence: _Evidence | None = None,
     ) -> tuple[LogReport, Claim | None]:

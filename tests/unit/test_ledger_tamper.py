@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,7 +23,7 @@ from audit.ledger.invocations import request_id_of
 from audit.ledger.log_check import Limits
 from audit.ledger.merkle import leaf_hash
 from audit.ledger.note_key import SignerKey
-from audit.ledger.tiles import WIDTH, Tile, encode_entries, encode_hashes, tile_of
+from audit.ledger.tiles import WIDTH, tile_of
 from audit.ledger.verifier import Sources, verify
 from tests.ledger_writer import (
     META,
