@@ -119,12 +119,15 @@ class Leaves:
     def _decide(self, tile: Tile, told: list[bytes], hashes: list[bytes]) -> list[bytes]:
         for leaves in (told, hashes):
             if self._is_sealed(tile, leaves):
-                if leaves is hashes:
-                    first = next(i for i, h in enumerate(told) if h != hashes[i])
-                    self._flaw(Kind.ALTERED, tile, tile.start + first, 1)
-                return leaves
+                return self._taken(tile, told, leaves)
         self.undecided = True
-        return hashes if self.trust_rows else told
+        return self._taken(tile, told, hashes if self.trust_rows else told)
+
+    def _taken(self, tile: Tile, told: list[bytes], leaves: list[bytes]) -> list[bytes]:
+        if leaves is not told:
+            first = next(at for at, leaf in enumerate(leaves) if leaf != told[at])
+            self._flaw(Kind.ALTERED, tile, tile.start + first, 1)
+        return leaves
 
     def _is_sealed(self, tile: Tile, leaves: list[bytes]) -> bool:
         if not tile.is_full:

@@ -122,11 +122,11 @@ def test_an_outsider_needs_a_copy_and_a_key(ledger: PlainLedger, tmp_path: Path)
 
 def test_keys_beside_the_rows_count_with_a_warning(ledger: PlainLedger) -> None:
     """Where no other key is at hand; who can change the rows can change them."""
-    result = run(ledger, audit_ledger_keys="")
+    result = run(ledger, audit_ledger_keys=None)
     assert result.exit_code == 0
     assert "give --key VKEY" in result.stderr
     (ledger.root / "keys").unlink()
-    assert run(ledger, audit_ledger_keys="").exit_code == 2
+    assert run(ledger, audit_ledger_keys=None).exit_code == 2
 
 
 def test_a_kept_checkpoint_is_held_against_the_log(ledger: PlainLedger, tmp_path: Path) -> None:
