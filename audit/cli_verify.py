@@ -19,8 +19,8 @@ from audit.errors import CheckpointError, NoteKeyError
 from audit.ledger.claims import Trust
 from audit.ledger.finding import Finding, LogReport, Report, Verdict
 from audit.ledger.keys import LedgerKeys
-from audit.ledger.log_check import Limits
 from audit.ledger.note_key import Algorithm, VerifierKey
+from audit.ledger.subject import Limits
 from audit.ledger.verifier import Sources
 from audit.ledger.verifier import verify as check
 from audit.settings import AuditSettings

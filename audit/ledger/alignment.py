@@ -127,6 +127,11 @@ class Alignment:
             self.gaps.append(Gap(tuple(self._tail), (), last=True))
 
     @property
+    def behind(self) -> tuple[Slot, ...]:
+        """Rows that were taken and stand behind the last leaf, in the end."""
+        return tuple(self._taken)
+
+    @property
     def is_behind(self) -> bool:
         """Whether leaves or rows wait to be compared."""
         return bool(self._leaves or self._taken)

@@ -97,7 +97,11 @@ class Invocations:
     def add_unsealed(self, stored: bytes) -> None:
         """A row behind the sealed ones: it can close what was sealed open."""
         if stored.startswith(_COMPLETED) and (request_id := request_id_of(stored)):
-            self._open.pop(request_id.encode(), None)
+            self.close_one(request_id)
+
+    def close_one(self, request_id: str) -> None:
+        """It has a completed row, sealed or not."""
+        self._open.pop(request_id.encode(), None)
 
     def unseen(self, index: int) -> None:
         """The body of that row is not there, or is not the sealed one."""

@@ -19,12 +19,14 @@ from typing import Final
 from audit.errors import CheckpointError, TileError
 from audit.ledger.checkpoint import Checkpoint, origin_of
 from audit.ledger.claims import Claim, Claimed, Trust, forks, log_of, read_claim, rollbacks
+from audit.ledger.file_report import check_files
 from audit.ledger.finding import META, Finding, Kind, LogReport, Report, Source
 from audit.ledger.held_rows import MemoryRows, SealedMemory
 from audit.ledger.leaves import Chunk, reaches
-from audit.ledger.log_check import Limits, Subject, check_files, check_memory
+from audit.ledger.memory_check import check_memory
 from audit.ledger.note import Note
 from audit.ledger.spill import Spill
+from audit.ledger.subject import Limits, Subject
 from audit.ledger.tile_directory import TileDirectory
 from audit.ledger.tiles import WIDTH, tile_of
 

@@ -1,4 +1,4 @@
-"""audit/ledger/verifier.py: what each source tells alone, retention, witnesses, and sealers at work.
+"""audit/ledger/verifier.py: what each source tells alone, retention, witnesses, a sealer at work.
 
 What tampering is found and where is the matter of ``test_ledger_tamper.py``.
 """
@@ -20,11 +20,11 @@ from audit.ledger.cosignature import Cosignature, message
 from audit.ledger.finding import Kind, LogReport, Source, Verdict
 from audit.ledger.invocations import Invocations, glance, request_id_of
 from audit.ledger.keys import LedgerKeys
-from audit.ledger.log_check import Limits
 from audit.ledger.note import Note, Signature
 from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
 from audit.ledger.sealer import Sealer
 from audit.ledger.spill import Spill
+from audit.ledger.subject import Limits
 from audit.ledger.tiles import WIDTH, encode_entries, tile_of
 from audit.ledger.verifier import Sources, verify
 from audit.row import AuditRow, skill_invoked_completed, skill_invoked_started, timestamp
@@ -127,7 +127,7 @@ def test_the_memory_alone_tells_that_rows_were_changed(ledger: PlainLedger) -> N
 
 
 def test_rows_decide_where_the_tile_above_is_lost(ledger: PlainLedger) -> None:
-    """A tile was altered and the one above it is gone: the signed root says that the rows are right."""
+    """A tile was altered, the one above is gone: the signed root says that the rows are right."""
     tile = folder(ledger) / tile_of(0, 1, COUNT).to_path()
     tile.write_bytes(tile.read_bytes()[:-1] + b"\x00")
     (folder(ledger) / tile_of(1, 0, COUNT).to_path()).unlink()
@@ -164,11 +164,16 @@ def test_no_rows_are_no_pass(tmp_path: Path) -> None:
     assert [(log.tenant, log.unsealed) for log in report.logs] == [(TENANT, 10)]
 
 
-def test_a_given_checkpoint_that_fits_nothing_is_an_error(ledger: PlainLedger) -> None:
-    """It is not passed over in silence."""
-    for given in (b"junk", ledger.sign(TENANTS[1], 3, b"r" * 32)):
-        with pytest.raises(CheckpointError):
-            check(ledger, given=(given,))
+def test_a_given_checkpoint_is_never_passed_over(ledger: PlainLedger) -> None:
+    """One that cannot be read, or is of another log than is asked for, is an error."""
+    other = ledger.sign(TENANTS[1], 3, b"r" * 32)
+    with pytest.raises(CheckpointError):
+        check(ledger, given=(b"junk",))
+    with pytest.raises(CheckpointError):
+        check(ledger, given=(other,), tenant=TENANT)
+    sources = Sources(trust=TRUST, ledger=ledger.root, given=(other,))
+    found = [(f.kind, f.log) for f in verify(sources).findings()]
+    assert found == [(Kind.MISSING, ledger.log(TENANTS[1]))] * 2
 
 
 def test_a_checkpoint_of_another_log_is_not_trusted(ledger: PlainLedger) -> None:
