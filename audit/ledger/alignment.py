@@ -227,6 +227,7 @@ def _fit(leaf: Slot, row: Slot) -> bool:
 
 def differences(gaps: Sequence[Gap]) -> Iterator[Difference]:
     """What the gaps come to, in their order."""
+    gaps = [_without_alike(gap) for gap in gaps]
     moved = _moved(gaps)
     for gap in gaps:
         leaves = [leaf for leaf in gap.leaves if leaf.hash not in moved]
@@ -237,6 +238,16 @@ def differences(gaps: Sequence[Gap]) -> Iterator[Difference]:
             if leaf.hash in moved
         )
         yield from _unmoved(leaves, rows, last=gap.last)
+
+
+def _without_alike(gap: Gap) -> Gap:
+    """The gap without what stands at its place after all, between others that do not."""
+    if len(gap.leaves) != len(gap.rows):
+        return gap
+    apart = [
+        (leaf, row) for leaf, row in zip(gap.leaves, gap.rows, strict=True) if not _fit(leaf, row)
+    ]
+    return Gap(tuple(leaf for leaf, _ in apart), tuple(row for _, row in apart), gap.last)
 
 
 def _moved(gaps: Sequence[Gap]) -> dict[bytes | None, Slot]:

@@ -68,8 +68,8 @@ class FileReport:
         findings += self._of_invocations(memory_is_right)
         return LogReport(
             log=subject.log, tenant=subject.tenant, sealed=self._check.size,
-            checked=self._check.checked, unsealed=unsealed, trimmed=trimmed, findings=tuple(findings),
-            pruned=sum(count for _, count in self._check.bodiless),
+            checked=self._check.checked, unsealed=unsealed, trimmed=trimmed,
+            pruned=sum(count for _, count in self._check.bodiless), findings=tuple(findings),
         )  # fmt: skip
 
     def _of_invocations(self, memory_is_right: bool) -> Iterator[Finding]:

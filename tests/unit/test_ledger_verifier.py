@@ -153,6 +153,41 @@ def test_a_memory_without_its_checkpoint_was_rolled_back(ledger: PlainLedger) ->
     assert kinds(check(ledger)) == [(Kind.ROLLBACK, Source.MEMORY, 0, 1)]
 
 
+@pytest.mark.parametrize("distance", [1, 2, 3, 7, 63, 64, 65, 300])
+def test_two_rows_that_changed_places_are_two_findings(ledger: PlainLedger, distance: int) -> None:
+    """However near or far; what stands between them is none."""
+    rows = ledger.memory.rows[TENANT]
+    rows[100], rows[100 + distance] = rows[100 + distance], rows[100]
+    assert kinds(check(ledger)) == [
+        (Kind.REORDERED, Source.MEMORY, 100, 1), (Kind.REORDERED, Source.MEMORY, 100 + distance, 1),
+    ]  # fmt: skip
+
+
+def test_rows_of_many_kinds_of_tampering_are_told_apart(ledger: PlainLedger) -> None:
+    """Side by side in one memory: each is what it is."""
+    rows = ledger.memory.rows[TENANT]
+    rows[900] = PlainEntry(rows[900].position, change(ledger, 900)[900])
+    rows.insert(700, PlainEntry("7-7", rows_of(TENANT, 2, Random(9))[0].to_bytes()))
+    rows.insert(500, rows.pop(300))
+    del rows[200:210]
+    rows[10] = PlainEntry(rows[10].position, change(ledger, 10)[10])
+    assert sorted(kinds(check(ledger)), key=lambda found: found[2] or 0) == [
+        (Kind.EDITED, Source.MEMORY, 10, 1), (Kind.DELETED, Source.MEMORY, 200, 10),
+        (Kind.REORDERED, Source.MEMORY, 300, 1), (Kind.INSERTED, Source.MEMORY, 690, 1),
+        (Kind.EDITED, Source.MEMORY, 900, 1),
+    ]  # fmt: skip
+
+
+def test_two_signed_roots_that_are_both_not_that_of_the_rows(ledger: PlainLedger) -> None:
+    """A fork, whatever the rows are."""
+    ledger.memory.newest[TENANT] = ledger.sign(TENANT, COUNT, b"a" * 32)
+    (folder(ledger) / "checkpoint").write_bytes(ledger.sign(TENANT, COUNT, b"b" * 32))
+    shutil.rmtree(ledger.root / META)
+    assert kinds(check(ledger)) == [
+        (Kind.FORK, Source.MEMORY, COUNT, 1), (Kind.DIVERGENT, Source.LEDGER, 0, COUNT),
+    ]  # fmt: skip
+
+
 def test_no_rows_are_no_pass(tmp_path: Path) -> None:
     """Neither nothing at all, nor rows that are not sealed yet."""
     memory = PlainMemory()
