@@ -20,8 +20,8 @@ from audit.ledger.claims import Trust
 from audit.ledger.finding import Finding, LogReport, Report, Verdict
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.note_key import Algorithm, VerifierKey
+from audit.ledger.sources import Sources
 from audit.ledger.subject import Limits
-from audit.ledger.verifier import Sources
 from audit.ledger.verifier import verify as check
 from audit.settings import AuditSettings
 from audit.table import clean

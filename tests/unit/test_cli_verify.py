@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from random import Random
@@ -41,7 +42,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainLedger:
     ledger.finish()
     monkeypatch.setattr(memory, "close", lambda: None, raising=False)
     monkeypatch.setattr("audit.terminal.open_memory", lambda url, *, timeout: memory)
-    monkeypatch.setattr("audit.ledger.verifier._PAUSE", 0)
+    monkeypatch.setattr("audit.ledger.sources._PAUSE", 0)
     for variable in ("DIR", "KEYS", "ORIGIN"):
         monkeypatch.delenv(f"AUDIT_LEDGER_{variable}", raising=False)
     return ledger
@@ -158,3 +159,13 @@ def test_wrong_usage(ledger: PlainLedger, tmp_path: Path) -> None:
         (ledger, ["--from-checkpoint", str(junk)]), (ledger, ["--tenant", "junk"]),
     ):  # fmt: skip
         assert run(where, *args).exit_code == 2
+
+
+def test_the_examples_in_the_help_run(ledger: PlainLedger) -> None:
+    """Each does what it says without complaint."""
+    shown = CliRunner().invoke(audit, ["verify", "--help"]).stdout
+    examples = re.findall(r"^ +celery -A tasks audit verify(.*)$", shown, re.MULTILINE)
+    assert len(examples) == 2
+    for example in examples:
+        result = run(ledger, *example.split())
+        assert (result.exit_code, result.stderr) == (0, "")

@@ -22,9 +22,10 @@ from audit.ledger.finding import Finding, Kind, Report, Source, Verdict
 from audit.ledger.invocations import request_id_of
 from audit.ledger.merkle import leaf_hash
 from audit.ledger.note_key import SignerKey
+from audit.ledger.sources import Sources
 from audit.ledger.subject import Limits
 from audit.ledger.tiles import WIDTH, tile_of
-from audit.ledger.verifier import Sources, verify
+from audit.ledger.verifier import verify
 from tests.ledger_writer import (
     META,
     PREFIX,

@@ -23,10 +23,11 @@ from audit.ledger.keys import LedgerKeys
 from audit.ledger.note import Note, Signature
 from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
 from audit.ledger.sealer import Sealer
+from audit.ledger.sources import Sources
 from audit.ledger.spill import Spill
 from audit.ledger.subject import Limits
 from audit.ledger.tiles import WIDTH, encode_entries, tile_of
-from audit.ledger.verifier import Sources, verify
+from audit.ledger.verifier import verify
 from audit.row import AuditRow, skill_invoked_completed, skill_invoked_started, timestamp
 from audit.system_rows import audit_pruned
 from audit.testing import InMemory
@@ -197,6 +198,27 @@ def test_no_rows_are_no_pass(tmp_path: Path) -> None:
     report = verify(sources)
     assert report.verdict is Verdict.EMPTY
     assert [(log.tenant, log.unsealed) for log in report.logs] == [(TENANT, 10)]
+
+
+def test_a_tenant_that_was_written_down_before_its_first_seal_is_no_finding(
+    ledger: PlainLedger,
+) -> None:
+    """Not with tiles that a crash has left either: without a checkpoint nothing was sealed."""
+    fill(ledger.memory, TENANTS[1], rows_of(TENANTS[1], 6, Random(4)))
+    with (ledger.root / "tenants").open("a") as names:
+        names.write(f"{ledger.log(TENANTS[1])} {TENANTS[1]}\n")
+    sources = Sources(trust=TRUST, ledger=ledger.root, memory=ledger.memory)
+    write_tree(ledger.root / ledger.log(TENANTS[1]), [b"row"], 0)
+    report = verify(sources)
+    assert list(report.findings()) == []
+    assert [log.unsealed for log in report.logs if log.tenant == TENANTS[1]] == [6]
+
+
+def test_tiles_without_any_checkpoint_are_a_finding(ledger: PlainLedger) -> None:
+    """Where no memory says that nothing was sealed."""
+    shutil.rmtree(ledger.root / META)
+    (folder(ledger) / "checkpoint").unlink()
+    assert kinds(check(ledger, memory=False)) == [(Kind.MISSING, Source.LEDGER, None, 1)]
 
 
 def test_a_given_checkpoint_is_never_passed_over(ledger: PlainLedger) -> None:
