@@ -25,6 +25,7 @@ import click
 from audit.cli_compare import compare_args
 from audit.cli_keeper import keep, reconcile
 from audit.cli_ledger import keygen, seal
+from audit.cli_verify import verify
 from audit.errors import AuditError
 from audit.memory import AuditMemory
 from audit.memory.base import RowFilter
@@ -210,6 +211,7 @@ audit.add_command(keep)
 audit.add_command(keygen)
 audit.add_command(reconcile)
 audit.add_command(seal)
+audit.add_command(verify)
 
 
 @audit.command()

@@ -33,8 +33,8 @@ from tests.support import HASH, TENANT, make_ending, make_identity
 OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 EXAMPLE_ID = "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW"
 NOW = datetime.now(UTC)
-#: They do more than ask: see test_cli_keeper.py, test_cli_compare.py, test_cli_ledger.py.
-ELSEWHERE = ("compare-args", "keep", "keygen", "reconcile", "seal")
+#: They do more than ask: each has a test file of its own.
+ELSEWHERE = ("compare-args", "keep", "keygen", "reconcile", "seal", "verify")
 COMMANDS = (
     "compare-args",
     "keep",
@@ -45,6 +45,7 @@ COMMANDS = (
     "seal",
     "show",
     "tail",
+    "verify",
 )
 
 

@@ -50,7 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.memory", "audit.reconciler"),
     ("audit.keeper", "audit.table"),
     ("audit.terminal",),
-    ("audit.cli_ledger", "audit.cli_compare"),
+    ("audit.cli_ledger", "audit.cli_compare", "audit.cli_verify"),
     ("audit.cli_keeper",),
     ("audit.cli",),
     ("audit",),
