@@ -25,6 +25,7 @@
     │   │   ├── NoteKeyError       the text of a key is malformed or damaged
     │   │   └── NoteSignatureError no trusted key signed the note, or one did and it does not verify
     │   ├── CheckpointError        a checkpoint is malformed, or of another log
+    │   ├── EvidenceError          no proof or evidence pack can be made of what was asked for
     │   └── TileError              a tile or an entry bundle is malformed or out of reach
     │       ├── TileMissingError   it is not there
     │       ├── TileConflictError  it is there with other bytes
@@ -223,6 +224,10 @@ class NoteSignatureError(NoteError):
 
 class CheckpointError(LedgerError):
     """A checkpoint breaks the format of C2SP tlog-checkpoint, or is that of another log."""
+
+
+class EvidenceError(LedgerError):
+    """No proof or evidence pack can be made of what was asked for; the text says why."""
 
 
 class TileError(LedgerError):
