@@ -28,13 +28,14 @@ from audit.errors import AuditError
 from audit.memory import AuditMemory
 from audit.memory.base import RowFilter
 from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow, Outcome
+from audit.system_rows import SYSTEM_KINDS
 from audit.table import ROW_COLUMNS, SHORT_KIND, block, clean, running_columns
 from audit.terminal import MEMORY_URL, as_json_option, echo, memory_of, print_rows, print_stored
 
 _LONG_KINDS: Final = (STARTED, COMPLETED, LATE, REFUSED)
 _KINDS: Final = {
     **{kind.removeprefix(SHORT_KIND): kind for kind in _LONG_KINDS},
-    **{kind: kind for kind in _LONG_KINDS},
+    **{kind: kind for kind in (*_LONG_KINDS, *sorted(SYSTEM_KINDS))},
 }
 _OUTCOMES: Final = {outcome.value: outcome.value for outcome in Outcome}
 _RFC_3339: Final = re.compile(

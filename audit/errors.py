@@ -26,6 +26,9 @@
     │   │   └── NoteSignatureError no trusted key signed the note, or one did and it does not verify
     │   ├── CheckpointError        a checkpoint is malformed, or of another log
     │   ├── EvidenceError          no proof or evidence pack can be made of what was asked for
+    │   ├── LedgerKeyError         the keys of the ledger are missing, damaged, or open to others
+    │   ├── LedgerDamagedError     what is sealed is not as it was left: sealing stops for that log
+    │   ├── LedgerRaceError        somebody else has sealed the same rows just now
     │   └── TileError              a tile or an entry bundle is malformed or out of reach
     │       ├── TileMissingError   it is not there
     │       ├── TileConflictError  it is there with other bytes
@@ -228,6 +231,29 @@ class CheckpointError(LedgerError):
 
 class EvidenceError(LedgerError):
     """No proof or evidence pack can be made of what was asked for; the text says why."""
+
+
+class LedgerKeyError(LedgerError):
+    """The keys of the ledger are missing, damaged, or open to others; no text repeats any of them.
+
+    Remedy: restore them from their backup. Nothing is ever made in their place.
+    """
+
+
+class LedgerDamagedError(LedgerError):
+    """Memory, checkpoint or tiles are not as the sealer left them: changed, or lost.
+
+    Nothing was repaired. Remedy: run ``audit verify``, which says what is wrong and where, and put
+    back what was lost (the folder ``AUDIT_LEDGER_DIR``, the memory) from a backup.
+    """
+
+
+class LedgerRaceError(LedgerError):
+    """Somebody else has sealed the same rows just now; what they sealed stands.
+
+    Remedy: none, the next round goes on from there. Where it comes back, two keepers seal one
+    memory into folders of their own: give them one folder (``AUDIT_LEDGER_DIR``).
+    """
 
 
 class TileError(LedgerError):

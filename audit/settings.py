@@ -34,6 +34,11 @@ class AuditSettings:
         context_max_age: seconds that a proof holds, counted from the message's ETA.
         hash_keys: the first that allows the tenant makes its hashes; without one they are plain.
         redact_logs: whether values are masked in log records, too.
+        ledger_dir: the folder of the ledger, which keepers of one memory share; without one
+            nothing is sealed.
+        ledger_origin: what the origins of all logs begin with, a URL without its scheme.
+        ledger_keys: text of the ledger's keys, or the path of their file (``audit keygen``).
+        ledger_seal_seconds: how long the keeper waits between two rounds of sealing.
     """
 
     memory_url: str = field(default="redis://127.0.0.1:6379/1", repr=False)  # has a password
@@ -47,6 +52,10 @@ class AuditSettings:
     context_max_age: float = 86400.0
     hash_keys: KeyRing = field(default_factory=KeyRing, repr=False)
     redact_logs: bool = True
+    ledger_dir: str | None = None
+    ledger_origin: str = "skill-host.invalid"
+    ledger_keys: str | None = field(default=None, repr=False)
+    ledger_seal_seconds: float = 1.0
 
     @classmethod
     def read(cls, conf: Mapping[str, Any], environ: Mapping[str, str]) -> AuditSettings:
@@ -113,6 +122,13 @@ def _flag(raw: object) -> bool:
     raise ValueError("takes true or false")
 
 
+def _origin(raw: object) -> str:
+    text = _text(raw)
+    if "+" in text or text.endswith("/") or not text.isprintable() or len(text.split()) > 1:
+        raise ValueError("takes a URL without its scheme: no spaces, no plus, no slash at its end")
+    return text
+
+
 def _detail(raw: object) -> str:
     if raw not in ("masked", "type"):
         raise ValueError('takes "masked" or "type"')
@@ -131,4 +147,8 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "context_max_age": ("AUDIT_CONTEXT_MAX_AGE", _age),
     "hash_keys": ("AUDIT_HASH_KEYS", KeyRing.parse),
     "redact_logs": ("AUDIT_REDACT_LOGS", _flag),
+    "ledger_dir": ("AUDIT_LEDGER_DIR", _text),
+    "ledger_origin": ("AUDIT_LEDGER_ORIGIN", _origin),
+    "ledger_keys": ("AUDIT_LEDGER_KEYS", _text),
+    "ledger_seal_seconds": ("AUDIT_LEDGER_SEAL_SECONDS", _seconds),
 }

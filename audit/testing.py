@@ -10,25 +10,30 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from itertools import islice, takewhile
 
 from audit.errors import MemoryUnavailableError, RowRefusedError
 from audit.memory.base import (
     DEATHS,
     SETTLING,
     AuditMemory,
+    Entry,
     Once,
     RowFilter,
     RowRefusal,
     Stored,
     as_replay,
     message_of,
+    order_of,
 )
 from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow
+from audit.system_rows import SYSTEM_KINDS
 
 
 class Fault(StrEnum):
@@ -90,6 +95,9 @@ class InMemory(AuditMemory):
         self._clock = clock
         self._one_step = threading.Lock()
         self._rows: list[AuditRow] = []
+        self._count = 0
+        self._last: dict[str, str] = {}
+        self._sealed: dict[str, bytes] = {}
         self._requests: dict[tuple[str, str], _Requests] = {}
         self._leases: dict[str, float] = {}
         self._seen: dict[str, float] = {}
@@ -137,16 +145,57 @@ class InMemory(AuditMemory):
 
     def follow(self, wanted: RowFilter, *, poll: float = 0.2) -> Iterator[AuditRow | None]:
         self._answer()
-        return self._follow(wanted, len(self._rows), poll)
+        return self._follow(wanted, self._count, poll)
 
     def _follow(self, wanted: RowFilter, seen: int, poll: float) -> Iterator[AuditRow | None]:
         while True:
             self._answer()
-            arrived, seen = self._rows[seen:], len(self._rows)
+            arrived = self._after(f"{seen}-0")
+            seen += len(arrived)
             yield from filter(wanted.matches, arrived)
             if not arrived:
                 yield None
                 time.sleep(poll)
+
+    # --- for the ledger -----------------------------------------------------------------------
+
+    def tenants(self) -> list[str]:
+        self._answer()
+        return sorted(self._last)
+
+    def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
+        self._answer()
+        if limit < 1:
+            raise ValueError(f"a page has 1 entry at least, not {limit}")
+        found = (row for row in self._after(after or "0-0") if row.tenant_id == tenant_id)
+        return [Entry(str(row.position), row.to_bytes()) for row in islice(found, limit)]
+
+    def last_position(self, tenant_id: str) -> str | None:
+        self._answer()
+        return self._last.get(tenant_id)
+
+    def sealed(self, tenant_id: str) -> bytes | None:
+        self._answer()
+        return self._sealed.get(tenant_id)
+
+    def swap_sealed(self, tenant_id: str, old: bytes | None, new: bytes) -> bool:
+        self._answer()
+        if not new:
+            raise ValueError("an empty checkpoint cannot be told from none")
+        with self._one_step:
+            if self._sealed.get(tenant_id) != old:
+                return False
+            self._sealed[tenant_id] = new
+            return True
+
+    def trim(self, tenant_id: str, before: str) -> int:
+        self._answer()
+        with self._one_step:
+            end = order_of(before)
+            older = [r for r in self._rows if r.tenant_id == tenant_id and _order(r) < end]
+            gone = {row.position for row in takewhile(self._is_closed, older)}
+            self._rows = [row for row in self._rows if row.position not in gone]
+            return len(gone)
 
     # --- leases -------------------------------------------------------------------------------
 
@@ -196,6 +245,14 @@ class InMemory(AuditMemory):
         if self.down:
             raise MemoryUnavailableError("the memory is down")
 
+    def _after(self, position: str) -> list[AuditRow]:
+        rows = self._rows  # trimming puts another list in its place
+        return rows[bisect_right(rows, order_of(position), key=_order) :]
+
+    def _is_closed(self, row: AuditRow) -> bool:
+        request = self._requests[row.tenant_id, row.request_id]
+        return request.started is None or request.completed is not None
+
     def _store(self, row: AuditRow, once: Once | None) -> Stored:
         if once is not None:
             once.insist_on(row)
@@ -204,7 +261,7 @@ class InMemory(AuditMemory):
         request = self._requests.setdefault((row.tenant_id, row.request_id), _Requests())
         if row.kind == STARTED:
             return self._start(request, row, once)
-        if row.kind == REFUSED:
+        if row.kind == REFUSED or row.kind in SYSTEM_KINDS:
             return self._refuse(request, row)
         if row.kind != COMPLETED:
             raise RowRefusedError(RowRefusal.NO_INVOCATION.value, row.request_id)
@@ -275,8 +332,10 @@ class InMemory(AuditMemory):
             self._deaths[key] = self._deaths.get(key, 0) + 1
 
     def _append(self, row: AuditRow) -> AuditRow:
-        stored = replace(AuditRow.from_bytes(row.to_bytes()), position=f"{len(self._rows) + 1}-0")
+        self._count += 1
+        stored = replace(AuditRow.from_bytes(row.to_bytes()), position=f"{self._count}-0")
         self._rows.append(stored)
+        self._last[row.tenant_id] = str(stored.position)
         return stored
 
     @staticmethod
@@ -284,3 +343,7 @@ class InMemory(AuditMemory):
         if stored.to_bytes() == row.to_bytes():
             return Stored.REPEATED
         raise RowRefusedError(refusal.value, row.request_id)
+
+
+def _order(row: AuditRow) -> tuple[int, int]:
+    return order_of(str(row.position))

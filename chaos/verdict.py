@@ -16,6 +16,7 @@ from typing import Any, Final
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow, Outcome, Reason, row_schema
+from audit.system_rows import SYSTEM_KINDS
 from chaos.journal import Effect
 
 #: What a result says that Celery stored for a body that returned.
@@ -140,7 +141,7 @@ def _of_rows(rows: Sequence[AuditRow]) -> Iterable[Finding]:
             yield Finding(INVALID, f"{subject}: {error}", [row])
 
 
-_ORDER: Final = [REFUSED, STARTED, COMPLETED, LATE]
+_ORDER: Final = [*sorted(SYSTEM_KINDS), REFUSED, STARTED, COMPLETED, LATE]
 
 
 def _of_effects(

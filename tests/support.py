@@ -43,6 +43,7 @@ from audit.row import (
     skill_invoked_started,
     timestamp,
 )
+from audit.system_rows import SYSTEM_KINDS
 
 T = TypeVar("T")
 
@@ -172,7 +173,7 @@ def _check_invocation(rows: list[AuditRow]) -> None:
     if kinds[0] == STARTED:
         assert kinds in ([STARTED], [STARTED, COMPLETED] + [LATE] * late), kinds
     else:
-        assert kinds == [REFUSED], kinds
+        assert kinds == [REFUSED] or (len(kinds) == 1 and kinds[0] in SYSTEM_KINDS), kinds
 
 
 def _check_running(memory: AuditMemory, invocations: dict[tuple[str, str], list[AuditRow]]) -> None:

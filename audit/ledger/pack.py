@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 from uuid import uuid4
 
-from audit.errors import EvidenceError
+from audit.errors import EvidenceError, LedgerDamagedError
 from audit.ledger import verify_pack
 from audit.ledger.merkle import leaf_hash
 from audit.ledger.sealed_log import SealedLog
@@ -111,7 +111,8 @@ def export(log: SealedLog, asked: Asked, pack: Path) -> Exported:
     """Write an evidence pack.
 
     Raises:
-        EvidenceError: no row was asked for, the file is there already, or the ledger is damaged.
+        EvidenceError: no row was asked for, or the file is there already.
+        LedgerDamagedError: the pack would not verify.
         TileError: a tile or a bundle is missing or damaged.
     """
     exported = find_range(log, asked)
@@ -240,7 +241,7 @@ def _verify(log: SealedLog, pack: Path) -> None:
     report = verify_pack.verify(pack, keys)
     if not report.passed:
         step, text = report.findings[0]
-        raise EvidenceError(
+        raise LedgerDamagedError(
             f"the pack of this ledger would not verify, so there is none ({step}: {text}): run"
             " `audit verify`"
         )

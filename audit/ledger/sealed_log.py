@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from audit.errors import EvidenceError
+from audit.errors import EvidenceError, LedgerDamagedError
 from audit.ledger.checkpoint import open_checkpoint
 from audit.ledger.merkle import inclusion_proof
 from audit.ledger.note import MAX_BYTES
@@ -78,7 +78,7 @@ class SealedLog:
         """The place of the row that the memory has there; ``None`` if it is not sealed.
 
         Raises:
-            EvidenceError: a sidecar is missing or damaged.
+            LedgerDamagedError: a sidecar is missing or damaged.
         """
         wanted = order(position)
         bundles = range(-(-self.size // WIDTH))
@@ -103,7 +103,7 @@ class SealedLog:
                 lines = path.read_text(encoding="ascii").splitlines()[: tile.width]
                 if len(lines) == tile.width:
                     return lines
-        raise EvidenceError(
+        raise LedgerDamagedError(
             f"{sidecar(tile)} in {self.tiles.root} is missing or damaged: run `audit verify`"
         )
 
@@ -117,11 +117,13 @@ def order(position: str) -> tuple[int, ...]:
     """What positions of one tenant are compared by.
 
     Raises:
-        EvidenceError: it is no position.
+        LedgerDamagedError: it is no position.
     """
     parts = position.split("-")
     if not all(part.isascii() and part.isdecimal() for part in parts):
-        raise EvidenceError("a memory position is a number, or several with a dash between them")
+        raise LedgerDamagedError(
+            "a memory position is a number, or several with a dash between them"
+        )
     return tuple(map(int, parts))
 
 

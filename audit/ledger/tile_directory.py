@@ -20,6 +20,7 @@ from typing import Final
 from uuid import uuid4
 
 from audit.errors import ProofError, TileConflictError, TileError, TileMissingError
+from audit.ledger.durable import flush_folder, make_folder, write_file
 from audit.ledger.merkle import fold
 from audit.ledger.tiles import (
     HEIGHT,
@@ -32,10 +33,8 @@ from audit.ledger.tiles import (
     tile_of,
 )
 
-_FOLDER_MODE: Final = 0o750
-_FILE_MODE: Final = 0o640
 #: Where tiles are written before they have their name; on the same disk, and served to nobody.
-_UNNAMED: Final = ".unnamed"
+UNNAMED: Final = ".unnamed"
 
 
 class TileDirectory:
@@ -100,16 +99,16 @@ class TileDirectory:
         """
         check_content(tile, content)
         path = self.root / tile.to_path()
-        unnamed = self.root / _UNNAMED / uuid4().hex
+        unnamed = self.root / UNNAMED / uuid4().hex
         with self._errors_of_ours():
-            _make_folder(unnamed.parent)
-            _make_folder(path.parent)
+            make_folder(unnamed.parent)
+            make_folder(path.parent)
             try:
-                _write(unnamed, content)
+                write_file(unnamed, content)
                 self._name(unnamed, path, tile, content, replace and not tile.is_full)
             finally:
                 unnamed.unlink(missing_ok=True)
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
 
     def drop_partials(self, tile: Tile) -> None:
         """Remove the partial tiles in the place of a full one.
@@ -132,7 +131,7 @@ class TileDirectory:
             TileError: the disk does not let go of it.
         """
         with self._errors_of_ours(), contextlib.suppress(FileNotFoundError):
-            for path in (self.root / _UNNAMED).iterdir():
+            for path in (self.root / UNNAMED).iterdir():
                 path.unlink(missing_ok=True)
 
     # --- inside -------------------------------------------------------------------------------
@@ -213,31 +212,3 @@ def _tiles_from(level: int | None, size: int, start: int) -> Iterator[tuple[Tile
     for index in range(start // WIDTH, -(-size // WIDTH)):
         tile = tile_of(level, index, size)
         yield tile, max(0, start - tile.start)
-
-
-def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder, and durable up to the first that was there."""
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-    _flush_folder(folder.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,7 +16,9 @@
 --   o START             started, not completed
 --   c START END LATE*   completed; LATE are completions that lost
 --   t                   barred before any started row came: a tombstone
---   r ROW               refused
+--   r ROW               refused; or a row that is of no invocation
+-- Behind a position whose row was trimmed stands "=" and the row's digest (see trim.lua), so that
+-- the same row again is still known.
 -- Behind o and c stands an "m" where the started row is marked as a replay: what completes the
 -- invocation is then marked likewise, whoever reports it.
 --
@@ -51,6 +53,8 @@ if state then
 end
 
 local function stored_at(position, bytes)
+  local digest = string.match(position, '=(.*)')
+  if digest then return digest == redis.sha1hex(bytes) end
   local found = redis.call('XRANGE', rows, position, position)
   return found[1] ~= nil and found[1][2][2] == bytes
 end

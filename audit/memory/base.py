@@ -15,7 +15,9 @@ Every memory guarantees:
   before, in the same step, and so is whatever completes that invocation: a pair agrees;
 * writers of different invocations never wait for each other in the client: no lock, no
   read-modify-write, one round trip;
-* the stored bytes ARE the row.
+* the stored bytes ARE the row;
+* what :meth:`AuditMemory.trim` removed is gone from every answer, and everything above holds for
+  its invocation all the same: the same row again is still no second row.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class RowRefusal(StrEnum):
     SECOND_STARTED_ROW = "a different started row is there"
     TOMBSTONE = "closed as not dispatched before it arrived"
     WAS_REFUSED = "the invocation was refused"
-    NO_INVOCATION = "neither a started, a completed nor a refused row of an invocation"
+    NO_INVOCATION = "neither a row of an invocation, nor one of the trail itself"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +144,24 @@ def as_replay(row: AuditRow) -> AuditRow:
     return AuditRow(kind=row.kind, ts=row.ts, payload=row.payload, meta=meta, schema=row.schema)
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A stored row as the ledger takes it: where it stands, and its bytes, unread."""
+
+    position: str
+    stored: bytes
+
+
+def order_of(position: str) -> tuple[int, int]:
+    """What positions of one tenant are compared by.
+
+    Raises:
+        ValueError: that is no position.
+    """
+    major, _, minor = position.partition("-")
+    return int(major), int(minor or 0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Once:
     """How a started row finds out that its message was started before.
@@ -197,6 +217,9 @@ class AuditMemory(ABC):
         Idempotent either way: the same emit done again after a lost reply is no error and no
         second row, and does not count as a replay of itself, whichever of the two was stored. Only
         an invocation that starts leaves its token behind; one that is refused or barred does not.
+
+        A row of the trail itself (:data:`audit.system_rows.SYSTEM_KINDS`) is stored as a refused
+        one is: once under its request_id, alone.
 
         Args:
             row: what to store.
@@ -263,6 +286,70 @@ class AuditMemory(ABC):
     @abstractmethod
     def is_led(self, role: str) -> bool:
         """Whether anybody leads in ``role`` now."""
+
+    # --- for the ledger -----------------------------------------------------------------------
+
+    @abstractmethod
+    def tenants(self) -> list[str]:
+        """Every tenant that ever had a row, the nil tenant too, in the order of their text."""
+
+    @abstractmethod
+    def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
+        """At most ``limit`` entries of a tenant, in stored order, the next ones after a position.
+
+        Nothing is parsed. A row that is stored later comes later in this order, always, so whoever
+        goes on from the last position that it got misses nothing and gets nothing twice.
+
+        Args:
+            tenant_id: whose.
+            after: exclusive; ``None`` from the first that is there. It need not be there any more.
+            limit: 1 or more. All of them come in one reply, within the deadline.
+
+        Raises:
+            MemoryUnavailableError: the store did not answer within the deadline.
+        """
+
+    @abstractmethod
+    def last_position(self, tenant_id: str) -> str | None:
+        """Where the newest row of a tenant was stored, trimmed or not; ``None``: none ever was."""
+
+    @abstractmethod
+    def sealed(self, tenant_id: str) -> bytes | None:
+        """The newest sealed checkpoint of a tenant (or of another log that has a name)."""
+
+    @abstractmethod
+    def swap_sealed(self, tenant_id: str, old: bytes | None, new: bytes) -> bool:
+        """Put ``new`` in the place of ``old``, in one step; whether ``old`` was what stood there.
+
+        Not repeated by itself: after an error that says ``maybe_stored`` ask :meth:`sealed`.
+
+        Args:
+            tenant_id: whose, as in :meth:`sealed`.
+            old: what must stand there; ``None`` for nothing.
+            new: not empty.
+
+        Raises:
+            ValueError: ``new`` is empty.
+            MemoryUnavailableError: the store did not take it within the deadline.
+            MemoryUnsuitableError: the store could lose or evict it.
+        """
+
+    @abstractmethod
+    def trim(self, tenant_id: str, before: str) -> int:
+        """Remove the rows of a tenant before a position; how many went.
+
+        It stops before the started row of the oldest open invocation, so that none of those loses
+        it. What is known of the closed ones stays: none starts or closes again. Emits go on
+        meanwhile. That the rows are sealed and kept elsewhere is the caller's to know.
+
+        Args:
+            tenant_id: whose.
+            before: exclusive.
+
+        Raises:
+            MemoryUnavailableError: the store did not answer within the deadline; rows may have
+                gone. Trimming again is safe.
+        """
 
     @abstractmethod
     def close(self) -> None:

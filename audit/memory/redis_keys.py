@@ -7,6 +7,7 @@ Keys, all of one tenant in one slot (``{...}`` is the hash tag)::
     PREFIX:{TENANT}:open      zset      request_ids started and not completed, by server time
     PREFIX:{TENANT}:deaths    hash      message -> how many workers died over it
     PREFIX:{TENANT}:seen:...  string    token of a message -> who started it first; with expiry
+    PREFIX:{TENANT}:sealed    string    the newest sealed checkpoint; TENANT may be another log
     PREFIX:tenants            set       every tenant that has rows
 """
 
@@ -19,8 +20,15 @@ from audit.errors import RowRefusedError
 from audit.memory.base import DEATHS, SETTLING, Once, RowRefusal, message_of
 from audit.memory.connection import Command
 from audit.row import COMPLETED, REFUSED, STARTED, AuditRow
+from audit.system_rows import SYSTEM_KINDS
 
-_ACTIONS: Final = {STARTED: "started", COMPLETED: "completed", REFUSED: "refused"}
+#: What is of no invocation is stored as a refused row is: once, alone.
+_ACTIONS: Final = {
+    STARTED: "started",
+    COMPLETED: "completed",
+    REFUSED: "refused",
+    **dict.fromkeys(SYSTEM_KINDS, "refused"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,10 @@ class Keys:
     def deaths(self) -> str:
         return f"{self.prefix}:{{{self.tenant_id}}}:deaths"
 
+    @property
+    def sealed(self) -> str:
+        return f"{self.prefix}:{{{self.tenant_id}}}:sealed"
+
     def seen(self, token: str) -> str:
         return f"{self.prefix}:{{{self.tenant_id}}}:seen:{token}"
 
@@ -55,7 +67,7 @@ def command_of(prefix: str, row: AuditRow, once: Once | None) -> Command:
 
     Raises:
         ValueError: ``once`` came with another row than a started one.
-        RowRefusedError: the row is of no invocation.
+        RowRefusedError: the row is none that can be emitted.
     """
     action, keys = _action(row), Keys(prefix, row.tenant_id)
     dead = message_of(row) if row.meta.get("reason") in DEATHS else ""

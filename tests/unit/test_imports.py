@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.errors", "audit.keys"),
     ("audit.canonical", "audit.signing", "audit.masking", "audit.binary"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
-    ("audit.context",),
+    ("audit.context", "audit.system_rows"),
     ("audit.memory.base", "audit.metrics", "audit.memory.connection"),
     (
         "audit.spool",
@@ -44,6 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "audit.memory.sql",
         "audit.embedded",
     ),
+    ("audit.memory.redis_seal",),
     ("audit.recorder", "audit.memory.redis", "audit.testing"),
     ("audit.invocation", "audit.ledger.*"),
     ("audit.memory", "audit.reconciler"),

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from audit.errors import CheckpointError, EvidenceError, NoteSignatureError, TileError
+from audit.errors import (
+    CheckpointError,
+    EvidenceError,
+    LedgerDamagedError,
+    NoteSignatureError,
+    TileError,
+)
 from audit.ledger import verify_pack
 from audit.ledger.note_key import SignerKey
 from audit.ledger.pack import export
@@ -104,7 +110,7 @@ def test_no_pack_is_made_of_a_damaged_ledger(tmp_path: Path) -> None:
     bundle = next((tmp_path / "ledger").glob("*/tile/entries/000.p/11"))
     good = bundle.read_bytes()
     bundle.write_bytes(good.replace(b"alerts.triage", b"alerts.triagE", 1))
-    with pytest.raises(EvidenceError, match="would not verify"):
+    with pytest.raises(LedgerDamagedError, match="would not verify"):
         export(log, asked(), tmp_path / "pack")
     bundle.unlink()
     with pytest.raises(TileError):
@@ -139,12 +145,12 @@ def test_a_damaged_sidecar_is_an_error(tmp_path: Path) -> None:
     path = next(tmp_path.glob("*/positions/000.p/11"))
     for content in ("1000-0\n", "x\n" * 11):
         path.write_text(content)
-        with pytest.raises(EvidenceError):
+        with pytest.raises(LedgerDamagedError):
             log.index_of("1003-0")
     path.unlink()
-    with pytest.raises(EvidenceError, match="missing or damaged"):
+    with pytest.raises(LedgerDamagedError, match="missing or damaged"):
         log.index_of("1003-0")
-    with pytest.raises(EvidenceError):
+    with pytest.raises(LedgerDamagedError):
         log.index_of("²-0")
 
 

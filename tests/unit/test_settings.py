@@ -21,6 +21,10 @@ GOOD: list[tuple[str, str, Any, str, Any]] = [
     ("instrument", "AUDIT_INSTRUMENT", True, "off", False),
     ("context_max_age", "AUDIT_CONTEXT_MAX_AGE", 3600, "2678400", 2678400.0),
     ("redact_logs", "AUDIT_REDACT_LOGS", True, "no", False),
+    ("ledger_dir", "AUDIT_LEDGER_DIR", "/srv/ledger", " /srv/other ", "/srv/other"),
+    ("ledger_origin", "AUDIT_LEDGER_ORIGIN", "a.example/x", "b.example", "b.example"),
+    ("ledger_keys", "AUDIT_LEDGER_KEYS", "/etc/keys", "/etc/other", "/etc/other"),
+    ("ledger_seal_seconds", "AUDIT_LEDGER_SEAL_SECONDS", 2, "0.5", 0.5),
 ]
 KEYS = [
     {"id": "new", "secret": "s3cret-" * 5, "personas": ["cuo-*"]},
@@ -129,6 +133,10 @@ BAD: list[tuple[str, Any]] = [
     *(("error_message", value) for value in ("full", "MASKED", "", True, ["type"], 0)),
     *(("instrument", value) for value in ("maybe", "2", 1, 0, 0.0, [], "")),
     *(("redact_logs", value) for value in ("maybe", 1, [])),
+    *(("ledger_dir", value) for value in (5, "  ", ["/srv"])),
+    *(("ledger_origin", value) for value in (5, " ", "a+b", "a b", "a/", "a\x07b")),
+    *(("ledger_keys", value) for value in (5, " ", b"PRIVATE+KEY+")),
+    *(("ledger_seal_seconds", value) for value in (0, -1, "1s", 3601)),
     *(
         ("context_max_age", value)
         for value in (0, 0.99, 31 * 86400 + 1, "1d", float("nan"), float("inf"), True, [])

@@ -1,0 +1,78 @@
+"""What the ledger asks of a Redis or Valkey server: raw rows, the newest checkpoint, trimming.
+
+Each is one command or script call. A checkpoint is swapped in one step, and a page of rows is
+trimmed in one step, so whoever emits meanwhile sees either state and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+from typing import Any, Final
+
+from audit.memory.base import Entry
+from audit.memory.redis_keys import Keys
+
+#: Rows trimmed in one step. Emits wait for that long, so it is short: about a millisecond.
+TRIM_PAGE: Final = 100
+
+_TRIM: Final = resources.files("audit.memory").joinpath("trim.lua").read_text(encoding="utf-8")
+_SWAP: Final = """
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+return 1
+"""
+#: The stream remembers its last position when all of its rows are gone.
+_LAST: Final = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return false end
+local info = redis.call('XINFO', 'STREAM', KEYS[1])
+for at = 1, #info, 2 do
+  if info[at] == 'last-generated-id' then return info[at + 1] end
+end
+"""
+
+
+class RedisSeal:
+    """The ledger's part of a memory.
+
+    Args:
+        ask: sends one command to a judged server and gives its reply, unparsed; translates errors.
+        prefix: of the keys.
+    """
+
+    def __init__(self, ask: Callable[..., Any], prefix: str) -> None:
+        self._ask = ask
+        self._prefix = prefix
+
+    def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
+        if limit < 1:
+            raise ValueError(f"a page has 1 entry at least, not {limit}")
+        start = "-" if after is None else f"({after}"
+        page = self._ask("XRANGE", self._keys(tenant_id).rows, start, "+", "COUNT", str(limit))
+        return [Entry(position.decode(), stored) for position, (_, stored) in page]
+
+    def last_position(self, tenant_id: str) -> str | None:
+        last = self._ask("EVAL", _LAST, "1", self._keys(tenant_id).rows)
+        return None if last is None else str(last.decode())
+
+    def sealed(self, tenant_id: str) -> bytes | None:
+        note: bytes | None = self._ask("GET", self._keys(tenant_id).sealed)
+        return note
+
+    def swap_sealed(self, tenant_id: str, old: bytes | None, new: bytes) -> bool:
+        if not new:
+            raise ValueError("an empty checkpoint cannot be told from none")
+        key = self._keys(tenant_id).sealed
+        return bool(self._ask("EVAL", _SWAP, "1", key, b"" if old is None else old, new))
+
+    def trim(self, tenant_id: str, before: str) -> int:
+        keys, total = self._keys(tenant_id), 0
+        while True:
+            command = ("EVAL", _TRIM, "2", keys.rows, keys.requests, before, str(TRIM_PAGE))
+            removed = int(self._ask(*command))
+            total += removed
+            if removed < TRIM_PAGE:
+                return total
+
+    def _keys(self, tenant_id: str) -> Keys:
+        return Keys(self._prefix, tenant_id)
