@@ -43,14 +43,18 @@ def rows(count: int) -> list[bytes]:
 
 
 def seal(
-    ledger: Path, entries: Sequence[bytes], signer: SignerKey = LEDGER_KEY, origin: str = ORIGIN
+    ledger: Path,
+    entries: Sequence[bytes],
+    signer: SignerKey = LEDGER_KEY,
+    origin: str = ORIGIN,
+    first_position: int = 1000,
 ) -> SealedLog:
     """Write a log as the sealer leaves it; the memory positions are ``1000-0``, ``1001-0``, ..."""
     folder = ledger / origin.rpartition("/")[2]
     fill(TileDirectory(folder), list(entries))
     for tile in new_tiles(0, len(entries)):
         if tile.level is None:
-            lines = [f"{1000 + tile.start + place}-0\n" for place in range(tile.width)]
+            lines = [f"{first_position + tile.start + place}-0\n" for place in range(tile.width)]
             path = folder / sidecar(tile)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(lines))
