@@ -25,6 +25,8 @@ _THREADS: Final = 8
 def replace_file(path: Path, content: bytes, *, mode: int = FILE_MODE) -> None:
     """Put a file in the place of whatever is there; its folder has to be there.
 
+    What crashes leave of it ends in ``.unnamed``.
+
     Raises:
         OSError: the disk does not take it; what was there is untouched.
     """
@@ -127,6 +129,17 @@ def _written(path: Path, content: bytes, mode: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def put_hint(path: Path, content: bytes) -> None:
+    """Replace a file that may be lost or empty after a crash, because it can be found out again.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    unnamed = path.with_name(f".{uuid4().hex}.unnamed")
+    unnamed.write_bytes(content)
+    unnamed.rename(path)
 
 
 def make_folder(folder: Path) -> None:

@@ -1,0 +1,88 @@
+"""The meta log: the checkpoints of all logs, in the order in which they were sealed.
+
+Whoever has seen one checkpoint of it can be shown that no tenant's log was cut or forked since, so
+this is the one log that witnesses watch. Each round adds the newest checkpoint of every log that
+has grown.
+
+What is guaranteed: a checkpoint stands in it once, wherever a crash strikes. Which ones do is found
+in the log itself; the file ``gathered`` beside each log only says from where on to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+
+from audit.errors import LedgerDamagedError, TileError
+from audit.ledger.folder import LedgerFolder
+from audit.ledger.log_sealer import MOST, LogSealer
+
+
+class MetaSealer:
+    """Seals the meta log.
+
+    Args:
+        folder: of the ledger.
+        meta: its meta log.
+    """
+
+    def __init__(self, folder: LedgerFolder, meta: LogSealer) -> None:
+        self._folder = folder
+        self._meta = meta
+        self._gathered: dict[str, bytes] = {}
+        self._tidied = False
+
+    def gather(self, newest: Mapping[str, bytes], fresh: Collection[str]) -> None:
+        """Add the checkpoints that the meta log does not have yet.
+
+        Args:
+            newest: the newest checkpoint of each log, by the log's name.
+            fresh: the logs whose newest checkpoint was made just now, so that it cannot be there.
+
+        Raises:
+            LedgerDamagedError: the meta log is not as it was left.
+            LedgerError: somebody else seals it, or the folder cannot be used.
+            AuditMemoryError: the memory did not answer.
+        """
+        unknown = {log: note for log, note in newest.items() if self._gathered.get(log) != note}
+        if not unknown:
+            return
+        opened = self._meta.open()
+        if not self._tidied:
+            self._meta.tidy(opened)
+            self._tidied = True
+        missing = [
+            log
+            for log, note in unknown.items()
+            if log in fresh or self._find(log, opened.edge.size) != note
+        ]
+        for start in range(0, len(missing), MOST):
+            some, first = missing[start : start + MOST], opened.edge.size
+            opened = self._meta.append(opened, [unknown[log] for log in some])
+            for index, log in enumerate(some, start=first):
+                self._folder.log(log).put_gathered(index)
+        self._gathered |= unknown
+
+    def _find(self, log: str, size: int) -> bytes | None:
+        """The newest checkpoint of a log that the meta log has."""
+        hint = self._folder.log(log).gathered()
+        try:
+            if hint is not None and hint < size:
+                hinted = self._meta.log.tiles.rows(size, hint)
+                if _is_of(first := next(hinted), log):
+                    return _last_of(log, chain([first], hinted))
+            return _last_of(log, self._meta.log.tiles.rows(size))
+        except TileError as error:
+            raise LedgerDamagedError(f"the meta log has lost entries: {error}") from error
+
+
+def _last_of(log: str, checkpoints: Iterable[bytes]) -> bytes | None:
+    found = None
+    for checkpoint in checkpoints:
+        if _is_of(checkpoint, log):
+            found = checkpoint
+    return found
+
+
+def _is_of(checkpoint: bytes, log: str) -> bool:
+    return checkpoint.partition(b"\n")[0].endswith(b"/" + log.encode())

@@ -1,0 +1,242 @@
+"""The sealer: each round seals the new rows of every tenant, and gathers the checkpoints.
+
+What is guaranteed: a row is sealed exactly once, in stored order; a crash anywhere leaves what the
+next round goes on from; on one machine a lock lets one seal at a time, and of two machines the one
+whose swap in the memory came second seals nothing. A damaged log is an alarm (sev-1), is never
+repaired, and stops no other log. Without sound keys nothing at all is sealed.
+
+The verifier never imports anything of this.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from ulid import ULID
+
+from audit.errors import LedgerDamagedError, LedgerError, LedgerRaceError
+from audit.ledger.checkpoint import origin_of
+from audit.ledger.folder import META, LedgerFolder
+from audit.ledger.keys import LedgerKeys
+from audit.ledger.log_sealer import MOST, LogSealer
+from audit.ledger.meta_sealer import MetaSealer
+from audit.ledger.tenant_sealer import COUNTED, Place, TenantSealer
+from audit.memory.base import AuditMemory
+from audit.row import NIL_TENANT, timestamp
+from audit.system_rows import KEY_ROTATED, audit_key_rotated
+
+logger: Final = logging.getLogger("audit")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SealRound:
+    """What one round did.
+
+    Attributes:
+        rows: how many were sealed.
+        logs: how many logs have grown by them.
+        waiting: rows that are not sealed, of the tenants that were served or have a fault; counted
+            up to 1,000 each.
+        faults: what is wrong with which log, by its name.
+    """
+
+    rows: int
+    logs: int
+    waiting: int
+    faults: dict[str, LedgerError]
+
+
+class Sealer:
+    """Seals what a memory holds into a folder.
+
+    Args:
+        memory: where the rows are.
+        directory: of the ledger (``AUDIT_LEDGER_DIR``).
+        origin: what the origins of its logs begin with.
+        load_keys: reads the keys, in each round anew, so that a rotation needs no restart.
+        worker: what rows about the ledger itself name as their writer.
+        most: rows of one checkpoint at most.
+        now: the wall clock, for those rows.
+    """
+
+    def __init__(
+        self,
+        memory: AuditMemory,
+        directory: Path,
+        *,
+        origin: str,
+        load_keys: Callable[[], LedgerKeys],
+        worker: str = "",
+        most: int = MOST,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._memory = memory
+        self._folder = LedgerFolder(directory)
+        self._origin = origin
+        self._load_keys = load_keys
+        self._worker = worker
+        self._most = most
+        self._now = now
+        self._turn = 0
+        self._told: dict[str, str] = {}
+        self._begin(None)
+
+    def round(self, go_on: Callable[[], bool] = lambda: True) -> SealRound | None:
+        """Seal what is there; ``None`` where another process of this machine does so just now.
+
+        Args:
+            go_on: asked after each checkpoint and each tenant; whoever has other duties stops in
+                time, and the next round begins with those who were not served.
+
+        Raises:
+            LedgerKeyError: the keys are missing or damaged; nothing was sealed.
+            LedgerError: the folder of the ledger cannot be used.
+            AuditMemoryError: the memory did not answer.
+        """
+        with self._folder.locked() as mine:
+            if not mine:
+                return None
+            keys = self._load_keys()
+            if keys != self._keys:
+                self._begin(keys)
+            self._announce(keys)
+            return self._seal(keys, go_on)
+
+    # --- a round ------------------------------------------------------------------------------
+
+    def _begin(self, keys: LedgerKeys | None) -> None:
+        """With these keys nothing is known yet of any log."""
+        self._keys = keys
+        self._origins: dict[str, str] = {}
+        self._places: dict[str, Place] = {}
+        self._after: dict[str, str | None] = {}
+        self._meta: MetaSealer | None = None
+
+    def _seal(self, keys: LedgerKeys, go_on: Callable[[], bool]) -> SealRound:
+        logs = self._register(self._memory.tenants(), keys)
+        faults: dict[str, LedgerError] = {}
+        done: dict[str, Place] = {}
+        for log in self._in_turn(list(logs)):
+            try:
+                done[log] = self._seal_tenant(log, logs[log], keys, go_on)
+            except LedgerError as error:
+                faults[log] = error
+                done[log] = Place(waiting=self._left(log, logs[log]))
+            if not go_on():
+                break
+        self._gather(done, keys, faults)
+        self._tell(faults)
+        return SealRound(
+            rows=sum(place.rows for place in done.values()),
+            logs=sum(place.rows > 0 for place in done.values()),
+            waiting=sum(place.waiting for place in done.values()),
+            faults=faults,
+        )
+
+    def _in_turn(self, logs: list[str]) -> list[str]:
+        """The logs, beginning with another one each time, so that each is served."""
+        self._turn = self._turn % len(logs) if logs else 0
+        first, self._turn = self._turn, self._turn + 1
+        return logs[first:] + logs[:first]
+
+    def _seal_tenant(
+        self, log: str, tenant_id: str, keys: LedgerKeys, go_on: Callable[[], bool]
+    ) -> Place:
+        origin = self._origins[tenant_id]
+        sealer = self._log_sealer(log, tenant_id, origin, keys, positions=True)
+        tenant = TenantSealer(self._memory, tenant_id, sealer, most=self._most)
+        known = self._places.get(log)
+        if known is not None and tenant.is_at(known):
+            return known
+        self._places.pop(log, None)
+        place = tenant.seal(go_on, tidy=known is None)
+        self._places[log], self._after[log] = Place(place.note, place.after), place.after
+        return place
+
+    def _left(self, log: str, tenant_id: str) -> int:
+        """How many rows wait for a log that cannot be sealed."""
+        return len(self._memory.entries(tenant_id, self._after.get(log), COUNTED))
+
+    def _gather(
+        self, done: dict[str, Place], keys: LedgerKeys, faults: dict[str, LedgerError]
+    ) -> None:
+        newest = {log: place.note for log, place in done.items() if place.note is not None}
+        fresh = {log for log, place in done.items() if place.rows}
+        if self._meta is None:
+            origin = f"{self._origin}/{META}"
+            sealer = self._log_sealer(META, META, origin, keys, positions=False)
+            self._meta = MetaSealer(self._folder, sealer)
+        try:
+            self._meta.gather(newest, fresh)
+        except LedgerError as error:
+            faults[META] = error
+
+    def _log_sealer(
+        self, log: str, role: str, origin: str, keys: LedgerKeys, *, positions: bool
+    ) -> LogSealer:
+        return LogSealer(
+            self._memory,
+            self._folder.log(log),
+            role=role,
+            origin=origin,
+            keys=keys,
+            positions=positions,
+        )
+
+    # --- beside the rows ----------------------------------------------------------------------
+
+    def _register(self, tenants: list[str], keys: LedgerKeys) -> dict[str, str]:
+        """The tenant of each log; what is new is written down before anything of it is sealed."""
+        for tenant_id in tenants:
+            if tenant_id not in self._origins:
+                self._origins[tenant_id] = origin_of(self._origin, tenant_id, keys.secret)
+        logs = {self._origins[tenant_id].rpartition("/")[2]: tenant_id for tenant_id in tenants}
+        known = self._folder.tenants()
+        if not logs.items() <= known.items():
+            self._folder.put_tenants(known | logs)
+        return logs
+
+    def _announce(self, keys: LedgerKeys) -> None:
+        """Write down keys that never signed here before; a new first one is a row of its own."""
+        known = self._folder.keys()
+        added = [key for key in reversed(keys.verifiers) if key not in known]
+        if not added:
+            return
+        newest = keys.verifiers[0]
+        if known and newest in added:
+            before = next((key.to_text() for key in keys.verifiers if key in known), None)
+            self._emit_rotation(newest.to_text(), before)
+        self._folder.put_keys([*known, *added])
+
+    def _emit_rotation(self, new_key: str, old_key: str | None) -> None:
+        """Once, although a crash may come between the row and the list of keys."""
+        rows = self._memory.rows(tenant_id=NIL_TENANT, kind=KEY_ROTATED)
+        if any(row.payload["new_key"] == new_key for row in rows):
+            return
+        row = audit_key_rotated(
+            str(ULID()),
+            new_key=new_key,
+            old_key=old_key,
+            ts=timestamp(self._now()),
+            worker=self._worker,
+        )
+        self._memory.emit(row)
+
+    def _tell(self, faults: dict[str, LedgerError]) -> None:
+        """Each fault once, for as long as it lasts."""
+        told = {log: str(error) for log, error in faults.items()}
+        for log, text in told.items():
+            if self._told.get(log) == text:
+                continue
+            if isinstance(faults[log], LedgerDamagedError):
+                logger.critical("the ledger is damaged: %s", text, extra={"severity": "sev-1"})
+            elif isinstance(faults[log], LedgerRaceError):
+                logger.warning("the ledger waits: %s", text, extra={"severity": "sev-3"})
+            else:
+                logger.error("a log is not sealed: %s", text, extra={"severity": "sev-1"})
+        self._told = told

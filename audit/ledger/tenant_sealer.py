@@ -1,0 +1,144 @@
+"""Sealing the log of one tenant: which of its rows come next, in stored order, each exactly once.
+
+The row that was sealed last says where to go on. Its position stands beside its entry, in a file
+that no signature covers; so it is held against the memory, which has to know the position and, as
+long as it has the row, has to have the very bytes that were sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from audit.errors import LedgerDamagedError
+from audit.ledger.log_sealer import MOST, LogSealer, Open
+from audit.ledger.merkle import leaf_hash
+from audit.ledger.tiles import WIDTH, tile_of
+from audit.memory.base import AuditMemory, Entry, order_of
+
+#: Rows read in one go; the memory serves nobody else meanwhile.
+_PAGE: Final = 1_000
+#: Waiting rows are counted up to here.
+COUNTED: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a tenant's rows are sealed.
+
+    Attributes:
+        note: the newest checkpoint; ``None`` before the first.
+        after: the position of the last row that it covers; ``None`` before the first.
+        rows: how many were sealed to get there.
+        waiting: rows that are not, counted up to 1,000.
+    """
+
+    note: bytes | None = None
+    after: str | None = None
+    rows: int = 0
+    waiting: int = 0
+
+
+class TenantSealer:
+    """Seals the log of one tenant.
+
+    Args:
+        memory: where its rows are.
+        tenant_id: whose.
+        log: its log.
+        most: rows of one checkpoint at most.
+    """
+
+    def __init__(
+        self, memory: AuditMemory, tenant_id: str, log: LogSealer, *, most: int = MOST
+    ) -> None:
+        self._memory = memory
+        self._tenant_id = tenant_id
+        self._log = log
+        self._most = most
+
+    def is_at(self, place: Place) -> bool:
+        """Whether everything is sealed up to there, and nothing came behind it."""
+        if self._memory.sealed(self._tenant_id) != place.note:
+            return False
+        return self.waiting(place.after, 1) == 0
+
+    def waiting(self, after: str | None, most: int = COUNTED) -> int:
+        """How many rows come after a position, counted up to ``most``."""
+        return len(self._memory.entries(self._tenant_id, after, most))
+
+    def seal(self, go_on: Callable[[], bool], *, tidy: bool) -> Place:
+        """Seal what is there, or as much of it as there is time for.
+
+        Args:
+            go_on: asked after each checkpoint.
+            tidy: whether this is the first time, so that a crash may lie before it.
+
+        Raises:
+            LedgerDamagedError: the log is not as it was left, nor is what the memory has of it.
+            LedgerError: somebody else seals, a row is too large, or the folder cannot be used.
+            AuditMemoryError: the memory did not answer.
+        """
+        opened = self._log.open()
+        if tidy:
+            self._log.tidy(opened)
+        after, rows = self._last_sealed(opened), 0
+        while entries := self._read(after):
+            stored, positions = zip(*((e.stored, e.position) for e in entries), strict=True)
+            opened = self._log.append(opened, stored, positions)
+            after, rows = positions[-1], rows + len(entries)
+            if len(entries) < self._most:
+                return Place(opened.note, after, rows)
+            if not go_on():
+                return Place(opened.note, after, rows, self.waiting(after))
+        return Place(opened.note, after, rows)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _read(self, after: str | None) -> list[Entry]:
+        """The next entries, in pages."""
+        found: list[Entry] = []
+        while len(found) < self._most:
+            limit = min(_PAGE, self._most - len(found))
+            page = self._memory.entries(self._tenant_id, after, limit)
+            found += page
+            if len(page) < limit:
+                break
+            after = page[-1].position
+        return found
+
+    def _last_sealed(self, opened: Open) -> str | None:
+        if not opened.edge.size:
+            return None
+        *before, last = self._log.log.last_positions(opened.edge.size, 2)
+        newest = self._memory.last_position(self._tenant_id)
+        found = self._memory.entries(self._tenant_id, before[0] if before else None, 1)
+        try:
+            known = newest is not None and order_of(last) <= order_of(newest)
+            distance = _compare(found[0].position, last) if found else 1
+        except ValueError:
+            raise self._misplaced("the position of its last entry is none") from None
+        if not known:
+            raise self._misplaced("the memory was rolled back: it never had the last entry's row")
+        same = bool(found) and leaf_hash(found[0].stored) == self._last_leaf(opened)
+        # Behind it (1) where the row itself was trimmed, which only what is sealed is.
+        if distance < 0 or same != (distance == 0):
+            raise self._misplaced("the memory's row at the position of its last entry is another")
+        return last
+
+    def _last_leaf(self, opened: Open) -> bytes:
+        size = opened.edge.size
+        return self._log.log.tiles.hashes(tile_of(0, (size - 1) // WIDTH, size))[-1]
+
+    def _misplaced(self, fault: str) -> LedgerDamagedError:
+        return LedgerDamagedError(
+            f"the log {self._log.log.root} does not fit the memory: {fault}; nothing of it is"
+            " sealed until that is put right, run `audit verify`"
+        )
+
+
+def _compare(position: str, other: str) -> int:
+    """-1 before, 0 at, 1 behind the other."""
+    here, there = order_of(position), order_of(other)
+    return (here > there) - (here < there)
