@@ -13,7 +13,7 @@ from typing import Any
 from audit.ledger.checkpoint import Checkpoint, origin_of
 from audit.ledger.note_key import SignerKey
 from audit.ledger.pack import Asked
-from audit.ledger.sealed_log import SealedLog, sidecar
+from audit.ledger.sealed_log import SealedLog
 from audit.ledger.tile_directory import TileDirectory
 from audit.ledger.tiles import new_tiles
 from audit.row import timestamp
@@ -55,7 +55,7 @@ def seal(
     for tile in new_tiles(0, len(entries)):
         if tile.level is None:
             lines = [f"{first_position + tile.start + place}-0\n" for place in range(tile.width)]
-            path = folder / sidecar(tile)
+            path = folder / tile.to_path().replace("tile/entries", "positions")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(lines))
     root = NaiveTree(entries).mth(0, len(entries))

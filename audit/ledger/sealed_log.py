@@ -14,20 +14,15 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import NoReturn
 
 from audit.errors import EvidenceError, LedgerDamagedError
 from audit.ledger.checkpoint import open_checkpoint
+from audit.ledger.log import LogFolder
 from audit.ledger.merkle import inclusion_proof
-from audit.ledger.note import MAX_BYTES
 from audit.ledger.note_key import VerifierKey
 from audit.ledger.proof import TlogProof
-from audit.ledger.tile_directory import TileDirectory
-from audit.ledger.tiles import WIDTH, Tile, tile_of
-
-CHECKPOINT: Final = "checkpoint"
-_ENTRIES: Final = "tile/entries/"
-_POSITIONS: Final = "positions/"
+from audit.ledger.tiles import WIDTH, tile_of
 
 
 class SealedLog:
@@ -44,12 +39,12 @@ class SealedLog:
     """
 
     def __init__(self, ledger: Path, origin: str, keys: Iterable[VerifierKey]) -> None:
-        folder = ledger / origin.rpartition("/")[2]
+        self._folder = LogFolder(ledger / origin.rpartition("/")[2])
         self.origin = origin
         self.keys = tuple(key.renamed(origin) for key in keys)
-        self.note = _read(folder / CHECKPOINT)
+        self.note = self._folder.checkpoint() or _nothing()
         self.opened = open_checkpoint(self.note, origin, self.keys)
-        self.tiles = TileDirectory(folder)
+        self.tiles = self._folder.tiles
 
     @property
     def size(self) -> int:
@@ -96,21 +91,7 @@ class SealedLog:
         return order(self._positions(bundle)[0])
 
     def _positions(self, bundle: int) -> list[str]:
-        tile = tile_of(None, bundle, self.size)
-        for each in (tile, tile.full()):  # a partial one is removed when the full one is there
-            path = self.tiles.root / sidecar(each)
-            if path.is_file():
-                lines = path.read_text(encoding="ascii").splitlines()[: tile.width]
-                if len(lines) == tile.width:
-                    return lines
-        raise LedgerDamagedError(
-            f"{sidecar(tile)} in {self.tiles.root} is missing or damaged: run `audit verify`"
-        )
-
-
-def sidecar(tile: Tile) -> str:
-    """The path of the positions beside an entry bundle."""
-    return _POSITIONS + tile.to_path().removeprefix(_ENTRIES)
+        return self._folder.positions(tile_of(None, bundle, self.size))
 
 
 def order(position: str) -> tuple[int, ...]:
@@ -127,14 +108,8 @@ def order(position: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise EvidenceError(
-            "nothing of this tenant is sealed in this ledger: set AUDIT_LEDGER_DIR to the ledger's"
-            " folder, or run `audit seal`"
-        ) from None
-    except OSError as error:
-        raise EvidenceError(f"the checkpoint {path} cannot be read: {error.strerror}") from error
+def _nothing() -> NoReturn:
+    raise EvidenceError(
+        "nothing of this tenant is sealed in this ledger: set AUDIT_LEDGER_DIR to the ledger's"
+        " folder, or run `audit seal`"
+    )
