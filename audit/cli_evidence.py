@@ -120,7 +120,8 @@ def export(
     that verifies them. Times are RFC 3339, or how long ago (15m, 2h, 7d); without any the pack
     holds the whole log.
 
-    Exit status: 0 written, 1 there is nothing to write or the ledger is damaged, 2 wrong usage.
+    Exit status: 0 written, 1 there is nothing to write, the ledger is damaged, or rows were wrong
+    when they were sealed (the pack is written, and says so), 2 wrong usage.
 
     \b
     Example:
@@ -135,6 +136,9 @@ def export(
         f"{exported.rows} rows, {exported.first} to {exported.last} of {exported.size} sealed;"
         f" asked for: {exported.asked}"
     )
+    for finding in exported.findings:
+        click.echo(f"wrong when it was sealed: {clean(finding)}", err=True)
+    ctx.exit(1 if exported.findings else 0)
 
 
 @click.command(name="verify-pack")

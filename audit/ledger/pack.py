@@ -4,8 +4,8 @@
 stands in ``docs/decisions/0017-evidence-pack.md``.
 
 What is guaranteed: a pack has its name only when it was written whole and the very program that is
-shipped in it has passed it; no file is overwritten; memory stays flat, and the pack is linear in
-the rows it holds.
+shipped in it has passed it, or blames only what was wrong with the rows when they were sealed; no
+file is overwritten; memory stays flat, and the pack is linear in the rows it holds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
 from itertools import islice
@@ -29,6 +29,8 @@ from audit.ledger.sealed_log import SealedLog
 from audit.row import timestamp
 
 _FILE_MODE: Final = 0o640
+#: Findings over rows that were sealed like that: a reason to look, and none to withhold them.
+_AS_SEALED: Final = frozenset({verify_pack.Step.CONTENT, verify_pack.Step.PAIRS})
 _README: Final = """\
 Evidence pack of an audit ledger
 ================================
@@ -70,7 +72,10 @@ class Asked:
         """Whether the time of a stored row lies within."""
         if self.since is None and self.until is None:
             return True
-        moment = datetime.fromisoformat(json.loads(row)["ts"])
+        try:
+            moment = datetime.fromisoformat(json.loads(row)["ts"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return False  # sealed, and no row of ours; it is exported with those around it
         return (self.since is None or self.since <= moment) and (
             self.until is None or moment < self.until
         )
@@ -95,12 +100,14 @@ class Exported:
         size: how many rows the log had.
         asked: how many rows of the pack lie within what was asked for; the others lie between
             them, or just outside to show where it ends.
+        findings: what is wrong with the rows themselves, as they were sealed.
     """
 
     first: int
     last: int
     size: int
     asked: int
+    findings: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -122,7 +129,7 @@ def export(log: SealedLog, asked: Asked, pack: Path) -> Exported:
             write(log, asked, exported, file)
             file.flush()
             os.fsync(file.fileno())
-        _verify(log, unnamed)
+        findings = _verify(log, unnamed)
         os.link(unnamed, pack)  # unlike a rename it never overwrites
     except FileExistsError:
         raise EvidenceError(f"{pack} is there already and was left alone") from None
@@ -130,7 +137,7 @@ def export(log: SealedLog, asked: Asked, pack: Path) -> Exported:
         raise EvidenceError(f"{pack} cannot be written: {error.strerror}") from error
     finally:
         unnamed.unlink(missing_ok=True)
-    return exported
+    return replace(exported, findings=findings)
 
 
 def find_range(log: SealedLog, asked: Asked) -> Exported:
@@ -236,12 +243,15 @@ def _new(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE), "w+b")
 
 
-def _verify(log: SealedLog, pack: Path) -> None:
+def _verify(log: SealedLog, pack: Path) -> tuple[str, ...]:
+    """What is wrong with the rows themselves; anything else is an error."""
     keys = [verify_pack.Key(key.name, key.public_key) for key in log.keys]
     report = verify_pack.verify(pack, keys)
-    if not report.passed:
-        step, text = report.findings[0]
+    for step, text in report.findings:
+        if step in _AS_SEALED:
+            continue
         raise LedgerDamagedError(
             f"the pack of this ledger would not verify, so there is none ({step}: {text}): run"
             " `audit verify`"
         )
+    return tuple(text for _, text in report.findings)

@@ -22,13 +22,15 @@ WHAT IS CHECKED, in this order:
 2. CHECKPOINT  your key has signed it, under the name of the log. Keys in the pack count nothing.
 3. MANIFEST    log, ledger size, root, first and last index and number of rows agree with the
                checkpoint and with each other; the SHA-256 of every file is the one it says.
-4. ROWS        each row's hash is the one listed for its index, the indexes run from first to last
-               without gap or repetition, each row is of the same tenant.
+4. ROWS        each row's hash is the one listed for its index, and the indexes run from first to
+               last without gap or repetition.
 5. TREE        the hashes of these rows, between the hashes of what lies left and right of them,
                lead to the signed root: no row was changed, added, left out or moved.
 6. POLICY      the rows begin and end where the question did. The pack holds one row more at each
                end (unless the log ends there), and its time must lie outside of what was asked.
-7. PAIRS       an invocation has a started row and later a completed one. One that lacks the other
+7. CONTENT     each row is an audit row, all are of one tenant. What fails here and in step 8 was
+               wrong when it was sealed: it is evidence of that, and nobody has touched the pack.
+8. PAIRS       an invocation has a started row and later a completed one. One that lacks the other
                is reported; it fails only where the pack must hold it.
 
 WHAT IS NOT PROVEN.  ``manifest.json`` and ``policy.json`` are not signed. What follows from the
@@ -92,6 +94,7 @@ class Step(StrEnum):
     ROWS = "rows"
     TREE = "tree"
     POLICY = "policy"
+    CONTENT = "content"
     PAIRS = "pairs"
 
 
@@ -372,7 +375,7 @@ class Manifest:
             report.find(Step.MANIFEST, "files does not name exactly the files of the pack")
 
 
-# --- 4. rows, 6. policy, 7. pairs: in one pass, as the rows come ----------------------------------
+# --- 4. rows, 6. policy, 7. content, 8. pairs: in one pass, as the rows come ----------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,10 +461,11 @@ class Reader:
             tenant, request_id = payload["tenant_id"], str(payload["request_id"])
             covers = self.policy.covers(moment)
         except (ValueError, TypeError, KeyError, RecursionError):
-            self._find(f"row {index} is no audit row")
+            self.report.find(Step.CONTENT, f"row {index} is no audit row")
             return
         if self.tenant not in (None, tenant):
-            self._find(f"row {index} is of another tenant than the rows before it")
+            text = f"row {index} is of another tenant than the rows before it"
+            self.report.find(Step.CONTENT, text)
         self.tenant = tenant
         if covers:
             self.first, self.last = self.first if self.count else index, index

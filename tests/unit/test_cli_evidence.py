@@ -208,6 +208,17 @@ def test_export_overwrites_nothing(ledger: Path, tmp_path: Path) -> None:
     assert (tmp_path / "pack.zip").read_bytes() == before
 
 
+def test_what_was_sealed_wrong_is_exported_and_said(memory: InMemory, tmp_path: Path) -> None:
+    """The pack is there, and the exit status is bad news."""
+    seal(tmp_path / "ledger", [*ROWS[:4], b"garbage"], first_position=1)
+    done = export(tmp_path / "ledger", tmp_path / "pack.zip")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "wrong when it was sealed: row 4 is no audit row\n",
+    )
+    assert (tmp_path / "pack.zip").exists()
+
+
 def test_a_forged_pack_is_bad_news(ledger: Path, tmp_path: Path) -> None:
     """Findings on standard output, exit status 1; garbage likewise."""
     export(ledger, tmp_path / "pack.zip")

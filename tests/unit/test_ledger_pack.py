@@ -171,3 +171,22 @@ def test_the_zip_is_plain(tmp_path: Path) -> None:
     export(seal(tmp_path, ROWS), asked(), tmp_path / "pack")
     with zipfile.ZipFile(tmp_path / "pack") as archive:
         assert {info.external_attr >> 16 for info in archive.infolist()} == {0o100640}
+
+
+def test_rows_that_were_sealed_wrong_are_exported_all_the_same(tmp_path: Path) -> None:
+    """Garbage that somebody put into the memory withholds no evidence; it is named instead."""
+    sealed = [*ROWS[:5], b"garbage", ROWS[1], *ROWS[5:]]
+    exported = export(seal(tmp_path, sealed), asked(3, 7), tmp_path / "pack")
+    assert (exported.first, exported.last, exported.asked) == (2, 9, 4)
+    assert exported.findings == ("row 5 is no audit row",)
+    whole = export(seal(tmp_path, sealed), asked(), tmp_path / "whole")
+    assert whole.findings == (
+        "row 5 is no audit row",
+        "row 6 is a completed row without a started one before it",
+    )
+    report = verify_pack.verify(tmp_path / "whole", [KEY])
+    assert [text for _, text in report.findings] == list(whole.findings)
+    assert {step for step, _ in report.findings} == {
+        verify_pack.Step.CONTENT,
+        verify_pack.Step.PAIRS,
+    }

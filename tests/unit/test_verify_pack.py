@@ -368,7 +368,7 @@ def test_what_is_no_row_is_found(tmp_path: Path) -> None:
         forged = with_hashes(
             {**unpacked(folder / "good"), **listed(0, [*ROWS[:6], bad, *ROWS[7:]])}
         )
-        assert (Step.ROWS, "row 6 is no audit row") in found(folder, forged)
+        assert (Step.CONTENT, "row 6 is no audit row") in found(folder, forged)
 
 
 def test_rows_are_of_one_tenant(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_rows_are_of_one_tenant(tmp_path: Path) -> None:
     tenant = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
     row = started(make_identity(tenant_id=tenant), ts=moment(30).isoformat()).to_bytes()
     assert export_findings(tmp_path, [*ROWS, row]) == [
-        (Step.ROWS, "row 23 is of another tenant than the rows before it")
+        (Step.CONTENT, "row 23 is of another tenant than the rows before it")
     ]
 
 
