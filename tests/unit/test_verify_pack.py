@@ -339,6 +339,13 @@ def test_a_line_too_many_of_hashes_is_found(tmp_path: Path, files: Files) -> Non
     assert findings[-1] == (Step.ROWS, "manifest.json ends after 12 rows, another file does not")
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "hashes.txt", "range-proof.txt"])
+def test_nothing_stands_behind_the_last_line(tmp_path: Path, files: Files, name: str) -> None:
+    """Not even something that no reader of lines would see."""
+    forged = with_hashes({**files, name: files[name] + b"more"})
+    assert found(tmp_path, forged) == [(Step.ROWS, f"{name} ends within a line")]
+
+
 @pytest.mark.parametrize("which", range(6))
 def test_no_hash_of_the_range_proof_can_change(tmp_path: Path, files: Files, which: int) -> None:
     """Another hash leads elsewhere; a line less, more, or of another place is no proof."""
@@ -525,6 +532,16 @@ def test_what_is_no_key_is_refused(text: str) -> None:
     assert len(text) < 10 or text not in str(caught.value)
 
 
+def test_a_key_without_a_name_or_for_another_purpose_is_refused() -> None:
+    """Even where its id was made to fit."""
+    nameless = Key("", KEYS[0].public).id_under("").hex()
+    material = base64.b64encode(b"\x01" + KEYS[0].public).decode()
+    witness = base64.b64encode(b"\x04" + KEYS[0].public).decode()
+    for text in (f"+{nameless}+{material}", f"{NAME}+{KEYS[0].id_under(NAME).hex()}+{witness}"):
+        with pytest.raises(KeyTextError):
+            Key.parse(text)
+
+
 # --- pairs ----------------------------------------------------------------------------------------
 
 
@@ -684,6 +701,14 @@ def test_a_table_of_contents_of_absurd_size_is_not_read(tmp_path: Path, files: F
     finally:
         tracemalloc.stop()
     assert findings == [(Step.CONTAINER, "the zip has a table of contents of absurd size")]
+
+
+def test_nobody_reads_a_whole_file_at_once(tmp_path: Path) -> None:
+    """Whatever the zip library asks for, without a number too."""
+    (tmp_path / "large").write_bytes(b"\0" * 3_000_000)
+    for size in (-1, None):
+        with verify_pack._Frugal(tmp_path / "large") as file:
+            assert len(file.read(size)) == verify_pack.MAX_SMALL + 1
 
 
 def test_too_many_findings_end_the_reading(tmp_path: Path) -> None:
