@@ -303,7 +303,7 @@ def _parsed_checkpoint(text: bytes) -> Checkpoint | None:
 
 
 def _signature_lines(block: bytes) -> Iterator[tuple[str, bytes, bytes]]:
-    for line in block.decode(errors="replace").split("\n")[:100]:
+    for line in block.decode(errors="replace").split("\n"):
         dash, _, rest = line.partition(" ")
         name, _, base64_text = rest.partition(" ")
         if dash == "\N{EM DASH}" and (raw := _unbase64(base64_text)) is not None:

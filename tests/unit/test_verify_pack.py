@@ -255,6 +255,16 @@ def test_no_field_of_the_manifest_can_be_missing(tmp_path: Path, files: Files, f
         assert steps(tmp_path, {**files, "manifest.json": content}) == {Step.MANIFEST}
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"first_index": -1, "rows": 17}, {"first_index": False, "rows": 16}, {"rows": 12.0}],
+)
+def test_counts_are_whole_numbers(tmp_path: Path, files: Files, changes: dict[str, Any]) -> None:
+    """Even where they fit each other."""
+    findings = found(tmp_path, with_hashes(files, **changes))
+    assert [(step, said[:14]) for step, said in findings] == [(Step.MANIFEST, "these must be ")]
+
+
 def test_the_manifest_names_the_files_of_the_pack_only(tmp_path: Path, files: Files) -> None:
     """A hash for a file that is not there is refused."""
     manifest = json.loads(files["manifest.json"])
@@ -494,6 +504,22 @@ def test_no_byte_of_the_signed_text_or_the_signature_can_change(
         bad = good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
         forged = with_hashes({**files, "checkpoint": bad})
         assert steps(tmp_path, forged) == {Step.CHECKPOINT}, at
+
+
+def test_a_checkpoint_has_one_form(tmp_path: Path, files: Files) -> None:
+    """A signature in another spelling of base64 is none, and an origin is a line of text."""
+    good = files["checkpoint"]
+    assert good.endswith(b"=\n")
+    last = good[-3:-2]
+    other = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    spelled = other[other.index(last) + 1 :][:1]
+    bad = good[:-3] + spelled + good[-2:]
+    assert base64.b64decode(bad.split()[-1]) == base64.b64decode(good.split()[-1])
+    assert steps(tmp_path, with_hashes({**files, "checkpoint": bad})) == {Step.CHECKPOINT}
+    painted = good.replace(b"ledger", b"\x1b[2Jledger", 1)
+    assert found(tmp_path, with_hashes({**files, "checkpoint": painted})) == [
+        (Step.CHECKPOINT, "it is no signed checkpoint")
+    ]
 
 
 def test_a_bad_signature_is_refused_beside_a_good_one(tmp_path: Path, files: Files) -> None:
