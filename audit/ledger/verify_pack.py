@@ -49,7 +49,6 @@ import io
 import json
 import re
 import stat
-import struct
 import sys
 import zipfile
 import zlib
@@ -214,7 +213,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 #: What the standard library raises over a zip that is none: ValueError and such from its tables.
 _BROKEN: Final = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError),
     *(OSError, ValueError, OverflowError),
 )
 

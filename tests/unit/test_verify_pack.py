@@ -13,6 +13,7 @@ import io
 import json
 import random
 import stat
+import struct
 import subprocess
 import sys
 import tracemalloc
@@ -263,6 +264,12 @@ def test_counts_are_whole_numbers(tmp_path: Path, files: Files, changes: dict[st
     """Even where they fit each other."""
     findings = found(tmp_path, with_hashes(files, **changes))
     assert [(step, said[:14]) for step, said in findings] == [(Step.MANIFEST, "these must be ")]
+
+
+def test_the_range_lies_in_the_ledger(tmp_path: Path, files: Files) -> None:
+    """So nothing is read beyond the size that was signed."""
+    forged = with_hashes(files, last_index=SIZE, rows=SIZE - FIRST + 1)
+    assert found(tmp_path, forged) == [(Step.MANIFEST, "last_index lies outside of the ledger")]
 
 
 def test_the_manifest_names_the_files_of_the_pack_only(tmp_path: Path, files: Files) -> None:
@@ -745,6 +752,32 @@ def test_too_many_findings_end_the_reading(tmp_path: Path) -> None:
     findings = found(tmp_path, with_hashes(files))
     assert len(findings) == verify_pack.MAX_FINDINGS + 1
     assert "too many findings" in findings[-1][1]
+
+
+@pytest.mark.parametrize("what", ["table", "name", "offset"])
+def test_impossible_tables_are_findings(tmp_path: Path, files: Files, what: str) -> None:
+    """A table of contents behind the end, a name that is no text, a file at byte 2^64 - 1."""
+    path = packed(tmp_path / "forged.zip", files)
+    raw = bytearray(path.read_bytes())
+    end, table = raw.rindex(b"PK\5\6"), raw.index(b"PK\1\2")
+    if what == "table":
+        raw[end + 16 : end + 20] = (len(raw) + 9_000).to_bytes(4, "little")
+    elif what == "name":
+        raw[table + 8 : table + 10] = (0x800).to_bytes(2, "little")
+        raw[table + 46] = 0xFF
+    else:
+        extra = struct.pack("<HHQ", 1, 8, 2**64 - 1)
+        name = raw[table + 28]
+        raw[table + 30 : table + 32] = len(extra).to_bytes(2, "little")
+        raw[table + 42 : table + 46] = b"\xff" * 4
+        raw[table + 46 + name : table + 46 + name] = extra
+        end += len(extra)
+        size = int.from_bytes(raw[end + 12 : end + 16], "little") + len(extra)
+        raw[end + 12 : end + 16] = size.to_bytes(4, "little")
+    path.write_bytes(raw)
+    findings = verify_pack.verify(path, KEYS).findings
+    assert [step for step, _ in findings] == [Step.CONTAINER]
+    assert "no sound zip" in findings[0][1]
 
 
 def test_no_garbage_crashes_it(tmp_path: Path, pack: Path) -> None:
