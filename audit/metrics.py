@@ -87,6 +87,8 @@ _GAUGES: Final = {
     "skill_oldest_running_seconds": "Age of the oldest of them",
     "skill_spooled": "Rows that wait in this host's spool",
     "skill_last_sweep_timestamp_seconds": "When the reconciler looked last, Unix time",
+    "skill_ledger_witnesses_failing": "Witnesses that did not cosign when they were last asked",
+    "skill_ledger_cosigned_timestamp_seconds": "When all sealed rows were last cosigned, Unix time",
 }
 _gauges = _Gauges()
 _abandoned = _meter.create_counter(
@@ -108,3 +110,10 @@ def swept(*, running: int, oldest_seconds: float, closed: int) -> None:
 def spooled(rows: int) -> None:
     """So many rows wait in this host's spool."""
     _gauges.put(skill_spooled=rows)
+
+
+def witnessed(*, failing: int) -> None:
+    """The witnesses were asked once, or had nothing to cosign."""
+    _gauges.put(skill_ledger_witnesses_failing=failing)
+    if not failing:
+        _gauges.put(skill_ledger_cosigned_timestamp_seconds=time.time())
