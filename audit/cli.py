@@ -24,6 +24,7 @@ import click
 
 from audit.cli_compare import compare_args
 from audit.cli_keeper import keep, reconcile
+from audit.cli_ledger import keygen, seal
 from audit.errors import AuditError
 from audit.memory import AuditMemory
 from audit.memory.base import RowFilter
@@ -198,7 +199,9 @@ def audit(ctx: click.Context, memory: str | None) -> None:
 
 audit.add_command(compare_args)
 audit.add_command(keep)
+audit.add_command(keygen)
 audit.add_command(reconcile)
+audit.add_command(seal)
 
 
 @audit.command()

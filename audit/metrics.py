@@ -89,11 +89,15 @@ _GAUGES: Final = {
     "skill_last_sweep_timestamp_seconds": "When the reconciler looked last, Unix time",
     "skill_ledger_witnesses_failing": "Witnesses that did not cosign when they were last asked",
     "skill_ledger_cosigned_timestamp_seconds": "When all sealed rows were last cosigned, Unix time",
+    "skill_ledger_last_seal_timestamp_seconds": "When the sealer last sealed all it saw, Unix time",
+    "skill_ledger_unsealed_rows": "Rows seen and not sealed, counted up to 1,000 a tenant",
+    "skill_ledger_faults": "Logs that cannot be sealed (sev-1)",
 }
 _gauges = _Gauges()
 _abandoned = _meter.create_counter(
     "skill_abandoned_total", description="Invocations whose process was gone (sev-2)"
 )
+_sealed = _meter.create_counter("skill_ledger_sealed_rows_total", description="Rows sealed")
 
 
 def swept(*, running: int, oldest_seconds: float, closed: int) -> None:
@@ -117,3 +121,12 @@ def witnessed(*, failing: int) -> None:
     _gauges.put(skill_ledger_witnesses_failing=failing)
     if not failing:
         _gauges.put(skill_ledger_cosigned_timestamp_seconds=time.time())
+
+
+def sealed(*, rows: int, waiting: int, faults: int) -> None:
+    """The sealer went round once."""
+    _gauges.put(skill_ledger_unsealed_rows=waiting, skill_ledger_faults=faults)
+    if not waiting and not faults:
+        _gauges.put(skill_ledger_last_seal_timestamp_seconds=time.time())
+    if rows:
+        _sealed.add(rows)
