@@ -28,6 +28,7 @@ from audit.errors import (
     WitnessError,
     WitnessRefusalError,
 )
+from audit.ledger.background import Background
 from audit.ledger.checkpoint import OpenedCheckpoint, open_checkpoint
 from audit.ledger.folder import META, LedgerFolder
 from audit.ledger.keys import LedgerKeys
@@ -98,23 +99,13 @@ class Witnessing:
         self._witnesses = witnesses
         self._origin = f"{origin}/{META}"
         self._load_keys = load_keys
-        self._every = every
         self._seconds = seconds
-        self._clock = clock
-        self._next = clock()
-        self._running: threading.Thread | None = None
+        self._background = Background("witnessing", self._watch, every, clock)
         self._told: dict[str, str] = {}
 
     def poke(self) -> bool:
         """Begin to ask, if it is time and nobody is being asked; never waits, never raises."""
-        busy = self._running is not None and self._running.is_alive()
-        if busy or not self._witnesses or self._clock() < self._next:
-            return False
-        self._next = self._clock() + self._every
-        # A daemon: whoever ends the process waits for no witness, and each file is whole anyway.
-        self._running = threading.Thread(target=self._run, name="witnessing", daemon=True)
-        self._running.start()
-        return True
+        return bool(self._witnesses) and self._background.poke()
 
     def round(self) -> WitnessRound | None:
         """Ask those who have not cosigned the newest checkpoint; ``None``: there is none yet.
@@ -214,15 +205,12 @@ class Witnessing:
 
     # --- in the background --------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _watch(self) -> None:
         try:
             did = self.round()
             faults = did.faults if did else {}
         except LedgerError as error:
             faults = {META: error}
-        except Exception:
-            logger.exception("witnesses are asked again after an error")
-            return
         metrics.witnessed(failing=len(faults))
         self._tell(faults)
 

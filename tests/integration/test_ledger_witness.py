@@ -177,7 +177,12 @@ def test_another_verifier_accepts_what_is_kept(
     aics = importlib.import_module("aics_tlog")
     note = aics.parse_note(ledger.meta.cosigned())
     keys = [aics.parse_vkey(key.to_text()) for key in KEYS.verifiers_of(ORIGIN)]
-    assert len(aics.verify_note(note, [*keys, aics.parse_vkey(process.vkey)])) == 2
+    assert aics.verify_note(note, keys)
+    line = next(line for line in note.signatures if line.name == NAME)
+    tree, witness = aics.parse_checkpoint(note.text), aics.parse_vkey(process.vkey).public_key
+    said = (line.signature, NAME, witness, ORIGIN, tree.size, tree.root)
+    assert aics.verify_cosignature(*said)
+    assert not aics.verify_cosignature(*said[:-1], bytes(32))
 
 
 def test_it_is_found_where_it_was_after_both_were_restarted(
