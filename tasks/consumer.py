@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from celery import signals
-from celery.exceptions import WorkerShutdown
+from celery.exceptions import InvalidTaskError, WorkerShutdown
 from celery.platforms import EX_FAILURE
 from celery.worker.consumer import Consumer
 
@@ -54,8 +54,10 @@ class SteadyConsumer(Consumer):
 
         def on_task_received(message: Any) -> Any:
             try:
-                _check(message)
-                return receive(message)
+                unusable = _unusable(message)
+                if unusable is None:
+                    return receive(message)
+                return self.on_invalid_task(None, message, unusable)
             except STUMBLES as error:
                 if getattr(message, "handed_on", False) or self._is_lost(error):
                     raise
@@ -93,14 +95,11 @@ def steady(consumer: type) -> type:
     return type(f"Steady{consumer.__name__}", (SteadyConsumer, consumer), {})
 
 
-def _check(message: Any) -> None:
-    """Celery uses some headers only once a request is on its way, and without a look.
-
-    Raises:
-        ValueError: it would stumble over one.
-    """
+def _unusable(message: Any) -> InvalidTaskError | None:
+    """Celery uses some headers only once a request is on its way, and without a look."""
     headers = message.headers
     if isinstance(headers, Mapping) and "task" in headers:
-        unusable = unusable_header({"id": "", **headers})
-        if unusable is not None:
-            raise ValueError(unusable)
+        name = unusable_header({"id": "", **headers})
+        if name is not None:
+            return InvalidTaskError(f"header {name!r} has no value that Celery could use")
+    return None

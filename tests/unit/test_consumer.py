@@ -26,6 +26,7 @@ class Letter:
 
     def __init__(self, **headers: Any) -> None:
         self.headers: Any = {"task": "t", "id": "i", **headers}
+        self.body = b""
         self.acknowledged = False
         self.rejected: list[bool] = []
 
