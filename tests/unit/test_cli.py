@@ -114,7 +114,7 @@ def at(position: int, row: AuditRow) -> AuditRow:
 def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
     fake = FakeMemory()
     monkeypatch.setattr("audit.terminal.open_memory", lambda url, *, timeout: fake)
-    for variable in ("AUDIT_MEMORY_URL", "AUDIT_EMIT_TIMEOUT"):
+    for variable in ("AUDIT_MEMORY_URL", "AUDIT_EMIT_TIMEOUT", "AUDIT_LEDGER_DIR"):
         monkeypatch.delenv(variable, raising=False)
     return fake
 

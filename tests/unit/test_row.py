@@ -32,6 +32,7 @@ from audit.row import (
     skill_invoked_started,
     timestamp,
 )
+from audit.system_rows import KEY_ROTATED, PRUNED, audit_key_rotated, audit_pruned
 from tests.support import (
     HASH,
     TENANT,
@@ -49,6 +50,7 @@ TS = "2026-11-29T21:45:38.123456Z"
 REQUEST_ID = "01JDVZ3W4MC2QH7K9T5N8XBPDE"
 PARENT_ID = "01JDVZ3W4MC2QH7K9T5N8XBPDF"
 IDENTITY = make_identity(request_id=REQUEST_ID, parent_request_id=PARENT_ID, attempt=2)
+VKEY = "ledger.example/0a1b+9d2a2b1c+AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAh"
 KEYED_HASH = f"hmac:{'Az09._-' + 'k' * 57}:{HASH}"
 
 #: Decision 9's table.
@@ -326,6 +328,12 @@ VALID: dict[str, AuditRow] = {
     "late": AuditRow(
         kind=LATE, ts=TS, payload=completed(IDENTITY).payload, meta=completed(IDENTITY).meta
     ),
+    "key rotated": audit_key_rotated(REQUEST_ID, new_key=VKEY, old_key=VKEY, ts=TS, worker="k"),
+    "first key": audit_key_rotated(REQUEST_ID, new_key=VKEY, old_key=None, ts=TS),
+    "pruned": audit_pruned(REQUEST_ID, TENANT, before=TS, first_index=0, rows=1, ts=TS),
+    "pruned nobody's": audit_pruned(
+        REQUEST_ID, NIL_TENANT, before=TS, first_index=2**40, rows=2**40, ts=TS
+    ),
 }
 
 
@@ -440,6 +448,19 @@ ENVELOPE = [
                       "2026-11-29T21:45:60.123456Z", "2026-00-29T21:45:38.123456Z", 1764452738)
     ),
 ]  # fmt: skip
+NO_INVOCATION = [
+    *(put("payload", "request_id", to=value) for value in ("", None, REQUEST_ID.lower())),
+    *(put("payload", key, to="x") for key in ("extra", "args", "skill_id", "reason")),
+    *(drop("payload", key) for key in ("tenant_id", "request_id")),
+    *(put("meta", key, to="x") for key in ("task_id", "reason", "extra")),
+    put("meta", "attempt", to=1),
+    put("meta", "redelivered", to=True),
+    put("meta", "parent_request_id", to=REQUEST_ID),
+    *(drop("meta", key) for key in started(IDENTITY).meta),
+    put("kind", to=STARTED),
+    put("kind", to=REFUSED),
+    put("kind", to="audit.unknown"),
+]
 OWN: dict[str, list[Callable[[dict[str, Any]], None]]] = {
     "started": [
         *(
@@ -508,6 +529,24 @@ OWN: dict[str, list[Callable[[dict[str, Any]], None]]] = {
         put("kind", to=LATE),
     ],
     "late": [put("payload", "outcome", to="error"), put("meta", "reason", to=None)],
+    "key rotated": [
+        *(put("payload", "new_key", to=v) for v in (None, "", "x", VKEY + "\n", "a b" + VKEY, 1)),
+        put("payload", "new_key", to=f"PRIVATE+KEY+{VKEY}"),
+        put("payload", "old_key", to=f"PRIVATE+KEY+{VKEY}"),
+        put("payload", "old_key", to=""),
+        put("payload", "tenant_id", to=TENANT),
+        *(drop("payload", key) for key in ("new_key", "old_key")),
+        *NO_INVOCATION,
+        put("kind", to=PRUNED),
+    ],
+    "pruned": [
+        *(put("payload", "before", to=v) for v in (None, "", "2026-11-29", TS + "\n")),
+        *(put("payload", "first_index", to=v) for v in (-1, None, "0", True)),
+        *(put("payload", "rows", to=v) for v in (0, None, "1")),
+        *(drop("payload", key) for key in ("before", "first_index", "rows")),
+        *NO_INVOCATION,
+        put("kind", to=KEY_ROTATED),
+    ],
 }
 
 

@@ -1,0 +1,177 @@
+"""Rows out of the entry bundles, for whoever reads rows that the memory has trimmed.
+
+:func:`read_through` answers as the memory would answer had nothing ever been trimmed: same filters,
+same order, each row once, its bytes and position as they were stored. That holds beside a trim as
+well: what goes while it is read is read from the bundles then. Memory use stays flat.
+
+Nothing is verified here, that is the verifier's. What was pruned is gone from here too.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import dropwhile, islice
+from typing import Final
+
+from audit.errors import TileMissingError
+from audit.ledger.checkpoint import Checkpoint
+from audit.ledger.folder import LedgerFolder
+from audit.ledger.log import LogFolder
+from audit.ledger.note import Note
+from audit.ledger.tiles import WIDTH, tile_of
+from audit.memory.base import AuditMemory, RowFilter, order_of
+from audit.row import AuditRow
+
+#: What positions are compared by (:func:`audit.memory.base.order_of`).
+Order = tuple[int, int]
+
+#: Rows that are held back until it is known that none between them was trimmed.
+PAGE: Final = 500
+_FIRST: Final[Order] = (0, 0)
+_END: Final[Order] = (2**64, 0)
+#: Filters whose value stands in the stored bytes as JSON writes it.
+_SPELLED: Final = (
+    "kind",
+    "skill_id",
+    "outcome",
+    "caller_persona",
+    "trace_id",
+    "request_id",
+    "task_id",
+)
+
+
+class Archive:
+    """The sealed rows of tenants.
+
+    Args:
+        folder: the ledger's.
+    """
+
+    def __init__(self, folder: LedgerFolder) -> None:
+        self._folder = folder
+
+    def rows(
+        self, tenant_id: str, wanted: RowFilter, start: Order = _FIRST, end: Order = _END
+    ) -> Iterator[AuditRow]:
+        """The rows of a tenant that pass ``wanted``, in stored order, and stand where is asked.
+
+        Args:
+            tenant_id: whose.
+            wanted: what to give; its tenant must be that one or none.
+            start: the first position that may be given.
+            end: the first position that may not.
+
+        Raises:
+            LedgerDamagedError: the positions beside a bundle are not as they should be.
+            LedgerError: the ledger cannot be read.
+        """
+        log = self._log(tenant_id)
+        size = 0 if log is None else _size(log)
+        if log is None or not size:
+            return
+        needles = _needles(wanted)
+        for index in range(_bundle_of(log, size, start), -(-size // WIDTH)):
+            for position, stored in _entries(log, index, size):
+                if (order := order_of(position)) >= end:
+                    return
+                if order >= start and all(needle in stored for needle in needles):
+                    row = AuditRow.from_bytes(stored, position)
+                    if wanted.matches(row):
+                        yield row
+
+    def _log(self, tenant_id: str) -> LogFolder | None:
+        names = [name for name, whose in self._folder.tenants().items() if whose == tenant_id]
+        return self._folder.log(names[0]) if names else None
+
+
+def read_through(memory: AuditMemory, archive: Archive, wanted: RowFilter) -> Iterator[AuditRow]:
+    """Rows that pass ``wanted``, in stored order, from the bundles where they were trimmed.
+
+    Raises:
+        LedgerError: the ledger cannot be read.
+        MemoryUnavailableError: the memory did not answer.
+    """
+    tenants = memory.tenants() if wanted.tenant_id is None else [wanted.tenant_id]
+    return heapq.merge(*(_of_tenant(memory, archive, t, wanted) for t in tenants), key=_order)
+
+
+def _of_tenant(
+    memory: AuditMemory, archive: Archive, tenant_id: str, wanted: RowFilter
+) -> Iterator[AuditRow]:
+    """As :func:`read_through`, of one tenant.
+
+    A trim takes the oldest first. So what was read of the memory is without a gap if, afterwards,
+    the first row that is still there does not lie behind the place from which on it was read.
+    """
+    wanted = replace(wanted, tenant_id=tenant_id)
+    done: Order = _FIRST
+    hot: Iterator[AuditRow] = iter(())
+    while True:
+        if (first := _first_hot(memory, tenant_id)) > done:
+            yield from archive.rows(tenant_id, wanted, done, first)
+            done, hot = first, _from(memory.select(wanted), first)
+        page = list(islice(hot, PAGE))
+        if _first_hot(memory, tenant_id) > done:
+            continue
+        yield from page
+        if len(page) < PAGE:
+            return
+        major, minor = _order(page[-1])
+        done = major, minor + 1
+
+
+def _first_hot(memory: AuditMemory, tenant_id: str) -> Order:
+    """Where the rows that the memory still has begin."""
+    first = memory.entries(tenant_id, None, 1)
+    return order_of(first[0].position) if first else _END
+
+
+def _from(rows: Iterable[AuditRow], start: Order) -> Iterator[AuditRow]:
+    return dropwhile(lambda row: _order(row) < start, rows)
+
+
+def _order(row: AuditRow) -> Order:
+    return order_of(str(row.position))
+
+
+# --- bundles --------------------------------------------------------------------------------------
+
+
+def _size(log: LogFolder) -> int:
+    note = log.checkpoint()
+    return 0 if note is None else Checkpoint.parse(Note.parse(note).text).size
+
+
+def _bundle_of(log: LogFolder, size: int, start: Order) -> int:
+    """The last bundle that begins at ``start`` or before."""
+    low, high = 0, -(-size // WIDTH) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if order_of(log.positions(tile_of(None, middle, size))[0]) <= start:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _entries(log: LogFolder, index: int, size: int) -> Iterator[tuple[str, bytes]]:
+    """Positions and stored bytes of a bundle; nothing where it was pruned."""
+    bundle = tile_of(None, index, size)
+    try:
+        entries = log.tiles.entries(bundle)
+    except TileMissingError:
+        return
+    for position, stored in zip(log.positions(bundle), entries, strict=True):
+        if stored:  # a row that was pruned out of its bundle leaves nothing
+            yield position, stored
+
+
+def _needles(wanted: RowFilter) -> list[bytes]:
+    """What the bytes of a row that passes must hold: looking for it is cheaper than parsing."""
+    values = [getattr(wanted, name) for name in _SPELLED]
+    texts = [json.dumps(value, ensure_ascii=False) for value in values if value is not None]
+    return [text.encode(errors="replace") for text in texts]
