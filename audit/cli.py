@@ -23,6 +23,7 @@ import click
 from audit.cli_compare import compare_args
 from audit.cli_evidence import export, prove, verify_pack
 from audit.cli_keeper import keep, reconcile
+from audit.cli_ledger import keygen, seal
 from audit.cli_options import moment, parse_tenant, reading
 from audit.errors import AuditError
 from audit.memory import AuditMemory
@@ -163,8 +164,10 @@ def audit(ctx: click.Context, memory: str | None) -> None:
 audit.add_command(compare_args)
 audit.add_command(export)
 audit.add_command(keep)
+audit.add_command(keygen)
 audit.add_command(prove)
 audit.add_command(reconcile)
+audit.add_command(seal)
 audit.add_command(verify_pack)
 
 

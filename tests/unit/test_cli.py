@@ -34,9 +34,11 @@ from tests.support import HASH, TENANT, make_ending, make_identity
 OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 EXAMPLE_ID = "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW"
 NOW = datetime.now(UTC)
-#: They do a keeper's work, or read files: test_cli_keeper.py, test_cli_compare.py,
+#: They do more than ask: test_cli_keeper.py, test_cli_compare.py, test_cli_ledger.py,
 #: test_cli_evidence.py.
-ELSEWHERE = ("compare-args", "export", "keep", "prove", "reconcile", "verify-pack")
+ELSEWHERE = (
+    *("compare-args", "export", "keep", "keygen", "prove", "reconcile", "seal", "verify-pack"),
+)
 COMMANDS = (*ELSEWHERE, "list", "running", "show", "tail")
 
 
