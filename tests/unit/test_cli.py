@@ -33,7 +33,7 @@ from tests.support import HASH, TENANT, make_ending, make_identity
 OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 EXAMPLE_ID = "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW"
 NOW = datetime.now(UTC)
-#: They do a keeper's work, or read a file: see test_cli_keeper.py, test_cli_compare.py.
+#: They do a keeper's work, or read files: see test_cli_keeper.py and the like.
 ELSEWHERE = ("compare-args", "keep", "reconcile", "verify")
 COMMANDS = ("compare-args", "keep", "list", "reconcile", "running", "show", "tail", "verify")
 
