@@ -17,6 +17,7 @@ from typing import Final
 
 import click
 
+from audit.cli_ledger import sealer_of
 from audit.invocation import new_request_id
 from audit.keeper import Keeper, Round
 from audit.row import timestamp
@@ -31,10 +32,11 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 @click.option("--json", "as_json", is_flag=True, help="Tell in JSON, one object a line.")
 @click.pass_context
 def keep(ctx: click.Context, as_json: bool) -> None:
-    """Replay and reconcile until SIGINT or SIGTERM.
+    """Replay, reconcile and seal until SIGINT or SIGTERM.
 
     Several keepers may run, one leads and the others take over when it ends. Each of them replays
-    what waits in the spool of its own host.
+    what waits in the spool of its own host. With AUDIT_LEDGER_DIR set, the one that leads seals the
+    rows; keepers of one memory share that folder.
 
     \b
     Example:
@@ -90,6 +92,8 @@ def _keeper(ctx: click.Context, holder: str) -> Keeper:
         Spool(Path(settings.spool_dir), memory.name),
         holder=holder,
         lease_seconds=settings.lease_seconds,
+        sealer=sealer_of(settings, memory, holder) if settings.ledger_dir else None,
+        seal_seconds=settings.ledger_seal_seconds,
     )
 
 

@@ -1,8 +1,8 @@
-"""The keeper: the one background process behind the hosts. It replays, reconciles, and measures.
+"""The keeper: the one background process behind the hosts. It replays, reconciles, seals, measures.
 
 Several keepers may run; one leads, by a lease of its own in the memory, and the others wait to take
 over. Should two ever lead at once, nothing breaks: replaying and closing are idempotent in the
-memory.
+memory, and of two who seal one comes second, which the memory decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from audit import metrics
-from audit.errors import AuditError, AuditMemoryError, SpoolError
+from audit.errors import AuditError, AuditMemoryError, LedgerError, SpoolError
+from audit.ledger.sealer import Sealer, SealRound
 from audit.memory.base import AuditMemory
 from audit.reconciler import PERIODS, RENEWALS, Reconciler, Sweep
 from audit.spool import Spool
@@ -34,11 +35,13 @@ class Round:
         leads: whether this keeper leads.
         replayed: spooled rows that reached the memory.
         sweep: what the reconciler saw; ``None`` where this keeper does not lead.
+        sealed: what the sealer did; ``None`` where it did nothing.
     """
 
     leads: bool
     replayed: int
     sweep: Sweep | None
+    sealed: SealRound | None = None
 
 
 class Keeper:
@@ -49,6 +52,8 @@ class Keeper:
         spool: this host's spool.
         holder: the id of this keeper.
         lease_seconds: how long leases last (``AUDIT_LEASE_SECONDS``).
+        sealer: seals the rows into the ledger, where there is one.
+        seal_seconds: how long to wait between two rounds of it.
         clock: monotonic seconds.
     """
 
@@ -59,12 +64,18 @@ class Keeper:
         *,
         holder: str,
         lease_seconds: float,
+        sealer: Sealer | None = None,
+        seal_seconds: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._memory = memory
         self._spool = spool
         self._holder = holder
         self._lease_seconds = lease_seconds
+        self._sealer = sealer
+        self._seal_seconds = seal_seconds
+        self._seal_next = clock()
+        self._seal_fault = ""
         self._clock = clock
         self._reconciler = Reconciler(memory, lease_seconds=lease_seconds, clock=clock)
 
@@ -90,7 +101,7 @@ class Keeper:
         self.give_back()
 
     def round(self) -> Round:
-        """Replay what waits on this host, and sweep if this keeper leads.
+        """Replay what waits on this host; sweep and seal if this keeper leads.
 
         Raises:
             AuditMemoryError: the memory did not answer; the reconciler observes anew.
@@ -105,7 +116,8 @@ class Keeper:
         if not leads:
             self._reconciler.forget()
         self._measure(sweep)
-        return Round(leads=leads, replayed=replayed, sweep=sweep)
+        sealed = self._seal() if leads else None
+        return Round(leads=leads, replayed=replayed, sweep=sweep, sealed=sealed)
 
     def _replay(self) -> int:
         """Rows of this host's spool that reached the memory; a bad disk stops nothing else."""
@@ -118,6 +130,28 @@ class Keeper:
         except SpoolError as error:
             logger.error("what waits in this host's spool waits on: %s", error)
             return 0
+
+    def _seal(self) -> SealRound | None:
+        """Seal what there is time for; whatever is wrong with the ledger stops nothing else."""
+        began = self._clock()
+        if self._sealer is None or began < self._seal_next:
+            return None
+        self._seal_next = began + self._seal_seconds
+        try:
+            # Who is abandoned must be seen in time, however much waits.
+            sealed = self._sealer.round(lambda: self._clock() - began < self.interval)
+        except AuditMemoryError as error:
+            logger.error("the ledger waits for the memory: %s", error)
+            return None
+        except LedgerError as error:
+            if str(error) != self._seal_fault:
+                logger.critical("nothing is sealed: %s", error, extra={"severity": "sev-1"})
+            self._seal_fault = str(error)
+            return None
+        self._seal_fault = ""
+        if sealed is not None:
+            metrics.sealed(rows=sealed.rows, waiting=sealed.waiting, faults=len(sealed.faults))
+        return sealed
 
     def _measure(self, sweep: Sweep | None) -> None:
         metrics.spooled(self._spool.usage().rows)

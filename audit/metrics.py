@@ -87,11 +87,15 @@ _GAUGES: Final = {
     "skill_oldest_running_seconds": "Age of the oldest of them",
     "skill_spooled": "Rows that wait in this host's spool",
     "skill_last_sweep_timestamp_seconds": "When the reconciler looked last, Unix time",
+    "skill_ledger_last_seal_timestamp_seconds": "When the sealer last sealed all it saw, Unix time",
+    "skill_ledger_unsealed_rows": "Rows seen and not sealed, counted up to 1,000 a tenant",
+    "skill_ledger_faults": "Logs that cannot be sealed (sev-1)",
 }
 _gauges = _Gauges()
 _abandoned = _meter.create_counter(
     "skill_abandoned_total", description="Invocations whose process was gone (sev-2)"
 )
+_sealed = _meter.create_counter("skill_ledger_sealed_rows_total", description="Rows sealed")
 
 
 def swept(*, running: int, oldest_seconds: float, closed: int) -> None:
@@ -108,3 +112,12 @@ def swept(*, running: int, oldest_seconds: float, closed: int) -> None:
 def spooled(rows: int) -> None:
     """So many rows wait in this host's spool."""
     _gauges.put(skill_spooled=rows)
+
+
+def sealed(*, rows: int, waiting: int, faults: int) -> None:
+    """The sealer went round once."""
+    _gauges.put(skill_ledger_unsealed_rows=waiting, skill_ledger_faults=faults)
+    if not waiting and not faults:
+        _gauges.put(skill_ledger_last_seal_timestamp_seconds=time.time())
+    if rows:
+        _sealed.add(rows)

@@ -45,6 +45,7 @@ _TEXTS: Final = (
     "trace_id",
     "parent_request_id",
     "on_behalf_of",
+    "group_id",
     "eta",
     "content_type",
     "content_encoding",
@@ -65,6 +66,7 @@ class Claim:
         trace_id: in which W3C trace.
         parent_request_id: the invocation that publishes.
         on_behalf_of: the human behind the persona.
+        group_id: the group whose results a chord's body gets.
         attempt: Celery's ``retries``.
         eta: not to run before, as the message has it: ISO 8601; UTC where it names no zone.
         content_type: how the body is to be read.
@@ -79,6 +81,7 @@ class Claim:
     trace_id: str | None
     parent_request_id: str | None
     on_behalf_of: str | None
+    group_id: str | None
     attempt: int
     eta: str | None
     content_type: str | None
@@ -164,6 +167,7 @@ def _mac(key: Key, issued: int, claim: Claim) -> str:
             claim.trace_id,
             claim.parent_request_id,
             claim.on_behalf_of,
+            claim.group_id,
             claim.attempt,
             claim.eta,
             claim.content_type,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from audit.errors import EmbeddedServerError
-from bench import emit, memory, privacy, roundtrip, sweep, throughput
+from bench import emit, ledger, memory, privacy, roundtrip, sweep, throughput
 from bench.processes import BenchError
 from bench.report import environment
 
@@ -49,6 +49,11 @@ def _privacy(rounds: int, tasks: int) -> tuple[str, Any]:
     return privacy.report(measured), privacy.raw(measured)
 
 
+def _ledger(rounds: int, tasks: int) -> tuple[str, Any]:
+    measured = ledger.measure(rounds, tasks)
+    return ledger.report(measured), ledger.raw(measured)
+
+
 #: Each section measures, and gives what is printed and its samples.
 SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
     "throughput": _throughput,
@@ -57,6 +62,7 @@ SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
     "memory": _memory,
     "sweep": _sweep,
     "privacy": _privacy,
+    "ledger": _ledger,
 }
 
 
@@ -84,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         default=1000,
         help="tasks of a round (1000); twice as many emits of each writer, a tenth as many round"
         " trips, 20 times as many invocations in the memory section, 1,000 times as many in the"
-        " history of the sweep section, a quarter as many turns in the privacy section",
+        " history of the sweep section, a quarter as many turns in the privacy section, 100"
+        " times as many sealed rows and 10 times as many emits of each turn in the ledger section",
     )
     parser.add_argument("--only", choices=SECTIONS, help="one section instead of all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")

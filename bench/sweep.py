@@ -52,9 +52,9 @@ def measure(tasks: int) -> list[Sweeps]:
     """Sweeps over the same open invocations, with no history and with a long one."""
     with EmbeddedServer(options={"appendonly": "no"}) as server:
         memory = open_memory(server.url, timeout=60)
-        _write(server.url, memory, _history(OPEN, closed=False))
+        write(server.url, memory, history(OPEN, closed=False))
         without = _sweeps(memory, 0)
-        _write(server.url, memory, _history(CLOSED_PER_TASK * tasks, closed=True))
+        write(server.url, memory, history(CLOSED_PER_TASK * tasks, closed=True))
         with_history = _sweeps(memory, CLOSED_PER_TASK * tasks)
         memory.close()
     return [without, with_history]
@@ -75,7 +75,8 @@ def _sweeps(memory: AuditMemory, closed: int) -> Sweeps:
     return Sweeps(closed=closed, open=OPEN, took=took, peak=peak)
 
 
-def _history(count: int, *, closed: bool) -> Iterator[AuditRow]:
+def history(count: int, *, closed: bool) -> Iterator[AuditRow]:
+    """The rows of so many invocations, two each where they are closed."""
     ending = Ending(reason=Reason.RETURNED, result_hash=_HASH)
     for number in range(count):
         identity = Identity(
@@ -93,7 +94,7 @@ def _history(count: int, *, closed: bool) -> Iterator[AuditRow]:
             yield skill_invoked_completed(identity, ending, 1, ts=_TS)
 
 
-def _write(url: str, memory: Any, rows: Iterator[AuditRow]) -> None:
+def write(url: str, memory: Any, rows: Iterator[AuditRow]) -> None:
     """Many emits in one round trip: making a history one by one would take minutes."""
     connection = client(url)
     memory.check()

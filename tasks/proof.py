@@ -173,6 +173,7 @@ def _claim(headers: Mapping[str, Any], kind: Any, encoding: Any, body: Any) -> C
         trace_id=place.trace_id if place is not None else None,
         parent_request_id=headers.get(PARENT_HEADER),
         on_behalf_of=headers.get(ON_BEHALF_HEADER),
+        group_id=headers.get("group"),
         attempt=headers.get("retries", 0),
         eta=headers.get("eta"),
         content_type=kind,

@@ -61,6 +61,16 @@ class LedgerFolder:
         finally:
             os.close(descriptor)
 
+    def drop_unnamed(self) -> None:
+        """Remove what crashes have left half written; only for whoever holds the lock.
+
+        Raises:
+            LedgerError: the disk does not let go of it.
+        """
+        with errors_of_folder(self.root):
+            for path in self.root.glob(".*.unnamed"):
+                path.unlink(missing_ok=True)
+
     def keys(self) -> list[VerifierKey]:
         """Every key that ever signed here, in the order of their coming.
 

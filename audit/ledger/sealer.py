@@ -104,6 +104,7 @@ class Sealer:
             keys = self._load_keys()
             if keys != self._keys:
                 self._begin(keys)
+                self._folder.drop_unnamed()
             self._announce(keys)
             return self._seal(keys, go_on)
 

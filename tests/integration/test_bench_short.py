@@ -36,6 +36,7 @@ PRIVACY = [
     "start: with a token of its message",
     "one hash, keyed (3 a success)",
 ]
+LEDGER = ["sealing", "a row, 500 rows/s", "emit, no sealer", "emit beside a sealer"]
 WAITING = [Variant.BARE.label, Variant.AUDITED.label]
 
 pytestmark = pytest.mark.timeout(600)
@@ -89,6 +90,7 @@ def bench(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         ("roundtrip", WAITING),
         ("memory", 2 * WAITING),
         ("privacy", 2 * PRIVACY),
+        ("ledger", LEDGER),
     ],
 )
 def test_a_tiny_run(section: str, rows: list[str], tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import base64
 import json
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import pytest
@@ -20,6 +21,7 @@ import redis
 from celery import Celery, chain, chord, group, signals
 from celery.beat import Scheduler
 from celery.result import AsyncResult
+from opentelemetry import trace
 
 from audit import AuditRow, InvalidInvocationContext, InvocationContext, acting_as
 from audit.errors import (
@@ -32,7 +34,8 @@ from tasks import proof
 from tests.integration.forger import HELD, Forger, Message
 from tests.integration.otlp import OtlpSink
 from tests.integration.stack import PERSONA, Stack, caller, running_stack
-from tests.integration.test_publish_paths import WAYS, invocations, publish_map
+from tests.integration.test_publish_paths import PATH, invocations
+from tests.integration.ways import WAYS, Way
 from tests.support import wait_until
 
 OLD = {"id": "2026.old", "secret": "old-" + "0123456789abcdef" * 2}
@@ -49,6 +52,7 @@ DAY = 86400
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A caller with a key, and a prefork worker that knows it and one of limited use."""
     with running_stack(tmp_path_factory.mktemp("proof"), audit_context_keys=[OLD]) as stack:
+        stack.environ["AUDIT_CONTEXT_KEYS"] = json.dumps([OLD])  # of callers in other processes
         keys = json.dumps([OLD, {**LIMITED, **LIMITS}])
         stack.worker(
             "prefork", 2, environ={"AUDIT_CONTEXT_KEYS": keys}, accept_content=["json", "yaml"]
@@ -130,19 +134,27 @@ def held(stack: Stack, forger: Forger, mark: str, **options: Any) -> Message:
 # --- what is signed runs --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("publish", "count"), WAYS, ids=lambda way: getattr(way, "__name__", ""))
-def test_every_way_to_publish_is_proven(
-    stack: Stack, publish: Callable[[Stack], Any], count: int
-) -> None:
+#: Calls made in a body have no message of their own; the one around them is proven: see below.
+DIRECT: Final = {
+    "publish_map": 2,
+    "publish_starmap": 2,
+    "publish_chunks": 4,
+    "publish_direct_call": 1,
+}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_every_way_to_publish_is_proven(stack: Stack, way: Way) -> None:
     """Whoever publishes signs, the worker too: every started row names the key."""
     tenant = str(uuid4())
-    with caller(tenant, "way@1"):
-        publish(stack)
+    with caller(tenant, "way@1"), trace.use_span(PATH.span()):
+        way.publish(stack)
+    count = way.invocations.total()
     started = invocations(stack, tenant, count)
     assert len(started) == count
-    # celery.map calls directly, in a message that is proven: see below.
-    key = None if publish is publish_map else "2026.old"
-    assert {row.meta.get("context_key") for row in started} == {key}
+    keys = Counter(row.meta.get("context_key") for row in started)
+    direct = DIRECT.get(way.publish.__name__, 0)
+    assert keys == +Counter({"2026.old": count - direct, None: direct})
     assert {row.payload["caller_persona"] for row in started} == {"way@1"}
     assert stack.rows(tenant_id=tenant, kind=REFUSED) == []
 
@@ -202,7 +214,7 @@ def test_a_stamped_message_that_a_receiver_changed(stack: Stack) -> None:
 
 
 def test_a_verbatim_copy_gets_rows_of_its_own(stack: Stack, forger: Forger) -> None:
-    """It is what a redelivery looks like."""
+    """It is what a redelivery looks like, and both its rows say so, whatever the broker does."""
     message = held(stack, forger, "copied")
     task_id = forger.put(message)
     forger.put(message)
@@ -211,6 +223,10 @@ def test_a_verbatim_copy_gets_rows_of_its_own(stack: Stack, forger: Forger) -> N
     assert len({row.request_id for row in rows}) == 2
     assert {row.meta["context_key"] for row in rows} == {"2026.old"}
     assert stack.journal().count("copied") == 2
+    assert sorted(
+        [row.meta["redelivered"] for row in stack.rows(request_id=request_id)]
+        for request_id in {row.request_id for row in rows}
+    ) == [[False, False], [True, True]]
 
 
 # --- what is not ----------------------------------------------------------------------------------
@@ -262,6 +278,7 @@ ALTERATIONS: dict[str, Callable[[Message], None]] = {
     "no trace": without("traceparent"),
     "parent": header("audit_parent_request_id", "01JDX3Q6Z0M3J7T4R8W2V5K9AB"),
     "human": header("audit_on_behalf_of", "ceo@example.org"),
+    "group": header("group", str(uuid4())),
     "another id": header("id", str(uuid4())),
     "eta": header("eta", "2020-01-01T00:00:00+00:00"),
     "far eta": header("eta", "2099-01-01T00:00:00+00:00"),

@@ -33,9 +33,20 @@ from tests.support import HASH, TENANT, make_ending, make_identity
 OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 EXAMPLE_ID = "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW"
 NOW = datetime.now(UTC)
-#: They do a keeper's work, or read files: see test_cli_keeper.py and the like.
-ELSEWHERE = ("compare-args", "keep", "reconcile", "verify")
-COMMANDS = ("compare-args", "keep", "list", "reconcile", "running", "show", "tail", "verify")
+#: They do more than ask: see test_cli_keeper.py, test_cli_compare.py and the like.
+ELSEWHERE = ("compare-args", "keep", "keygen", "reconcile", "seal", "verify")
+COMMANDS = (
+    "compare-args",
+    "keep",
+    "keygen",
+    "list",
+    "reconcile",
+    "running",
+    "seal",
+    "show",
+    "tail",
+    "verify",
+)
 
 
 @dataclass
@@ -112,7 +123,7 @@ def at(position: int, row: AuditRow) -> AuditRow:
 def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
     fake = FakeMemory()
     monkeypatch.setattr("audit.terminal.open_memory", lambda url, *, timeout: fake)
-    for variable in ("AUDIT_MEMORY_URL", "AUDIT_EMIT_TIMEOUT"):
+    for variable in ("AUDIT_MEMORY_URL", "AUDIT_EMIT_TIMEOUT", "AUDIT_LEDGER_DIR"):
         monkeypatch.delenv(variable, raising=False)
     return fake
 

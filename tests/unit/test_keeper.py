@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from audit import keeper as module
-from audit.errors import MemoryUnavailableError
+from audit.errors import LedgerKeyError, MemoryUnavailableError
 from audit.keeper import ROLE, Keeper, Round
+from audit.ledger.sealer import SealRound
 from audit.row import COMPLETED, STARTED, AuditRow, Reason
 from audit.spool import Spool
 from audit.testing import FakeClock, InMemory
@@ -206,6 +207,103 @@ def test_a_round_measures(house: House, monkeypatch: pytest.MonkeyPatch) -> None
     assert spooled == also_spooled == ("spooled", (0,), {})
     assert (swept[0], swept[2]["running"], swept[2]["closed"]) == ("swept", 1, 0)
     assert swept[2]["oldest_seconds"] >= 0
+
+
+# --- sealing --------------------------------------------------------------------------------------
+
+
+class Seals:
+    """Stands in for a sealer: each round does what it is told, or nothing."""
+
+    def __init__(self, *outcomes: SealRound | Exception | None) -> None:
+        self.outcomes = list(outcomes)
+        self.rounds = 0
+        self.go_on: Callable[[], bool] = lambda: True
+
+    def round(self, go_on: Callable[[], bool]) -> SealRound | None:
+        self.rounds += 1
+        self.go_on = go_on
+        outcome = self.outcomes.pop(0) if self.outcomes else None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def sealing(house: House, host: str, seals: Seals, seconds: float = 1.0) -> Keeper:
+    return Keeper(
+        house.memory,
+        house.spool(host),
+        holder=host,
+        lease_seconds=LEASE,
+        sealer=seals,  # type: ignore[arg-type]
+        seal_seconds=seconds,
+        clock=house.clock,
+    )
+
+
+def test_the_keeper_that_leads_seals(house: House) -> None:
+    """The other one does not; where there is no ledger, nobody does."""
+    did = SealRound(rows=3, logs=1, waiting=0, faults={})
+    seals, others = Seals(did), Seals(did)
+    first, second = sealing(house, "a", seals), sealing(house, "b", others)
+    assert first.round().sealed == did
+    assert second.round().sealed is None
+    assert (seals.rounds, others.rounds) == (1, 0)
+    first.give_back()
+    assert house.keeper("c").round().sealed is None
+
+
+def test_it_seals_as_often_as_it_is_told_to(house: House) -> None:
+    """However close together its rounds are."""
+    seals = Seals()
+    house.rounds(sealing(house, "a", seals, seconds=5), 30)
+    assert seals.rounds == 6
+
+
+def test_sealing_stops_in_time_for_the_next_sweep(house: House) -> None:
+    """However much waits to be sealed."""
+    seals = Seals()
+    keeper = sealing(house, "a", seals)
+    keeper.round()
+    assert seals.go_on()
+    house.clock.pass_by(keeper.interval)
+    assert not seals.go_on()
+
+
+def test_no_fault_of_the_ledger_stops_the_sweep(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Damaged keys are sev-1, once for as long as they last; who is abandoned is closed."""
+    house.memory.emit(started(make_identity(worker="gone")))
+    seals = Seals(*[LedgerKeyError("restore the keys")] * 20)
+    assert len(house.rounds(sealing(house, "a", seals), 12)) == 1
+    alarms = [r for r in caplog.records if r.levelno == logging.CRITICAL]
+    assert [alarm.__dict__["severity"] for alarm in alarms] == ["sev-1"]
+    assert "nothing is sealed: restore the keys" in caplog.text
+
+
+def test_an_outage_while_it_seals_is_told_and_the_sweep_stands(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the reconciler has observed until then goes on counting."""
+    house.memory.emit(started(make_identity(worker="gone")))
+    seals = Seals(*[MemoryUnavailableError("gone")] * 20)
+    assert len(house.rounds(sealing(house, "a", seals), 12)) == 1
+    assert "the ledger waits for the memory" in caplog.text
+
+
+def test_sealing_is_measured(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, what waits, and how many logs have a fault; nothing where nothing was done."""
+    gauges = Gauges()
+    monkeypatch.setattr(module, "metrics", gauges)
+    faults = {"log": LedgerKeyError("x")}
+    seals = Seals(SealRound(rows=3, logs=1, waiting=2, faults=dict(faults)), None)
+    keeper = sealing(house, "a", seals)
+    for _ in range(2):
+        keeper.round()
+        house.clock.pass_by(1)
+    sealed = [call for call in gauges.calls if call[0] == "sealed"]
+    assert sealed == [("sealed", (), {"rows": 3, "waiting": 2, "faults": 1})]
 
 
 # --- going on -------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ CLAIM = Claim(
     trace_id=TRACE_ID,
     parent_request_id=PARENT,
     on_behalf_of="jane@example.org",
+    group_id="2f6d1c1e-3a1b-4f0f-9d0c-1f3f6d1f7a11",
     attempt=2,
     eta=None,
     content_type="application/json",
@@ -55,7 +56,7 @@ def test_a_signature_to_the_letter() -> None:
     """Version, key id, when, and HMAC-SHA256 of the prefix and the JSON array, by hand."""
     parts = [
         "2026.a", 1796000000, CLAIM.task_id, CLAIM.skill_id, CLAIM.persona, TENANT, TRACE_ID,
-        PARENT, "jane@example.org", 2, None, "application/json", "utf-8",
+        PARENT, "jane@example.org", CLAIM.group_id, 2, None, "application/json", "utf-8",
         hashlib.sha256(CLAIM.body).hexdigest(),
     ]  # fmt: skip
     signed = b"audit-context-1:" + json.dumps(parts, separators=(",", ":")).encode()

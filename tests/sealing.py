@@ -1,0 +1,106 @@
+"""What tests of the sealer share: a memory whose rows cost nothing, a look at what is sealed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from audit.ledger.checkpoint import Checkpoint, open_checkpoint, origin_of
+from audit.ledger.folder import META, LedgerFolder
+from audit.ledger.keys import LedgerKeys
+from audit.ledger.sealer import Sealer, SealRound
+from audit.memory.base import AuditMemory, Entry
+from audit.testing import InMemory
+from tests.naive_merkle import NaiveTree
+from tests.support import TENANT
+
+PREFIX: Final = "host.example/logs"
+KEYS: Final = LedgerKeys.generate("host.example", random=lambda size: b"k" * size)
+OTHER: Final = "00000000-0000-4000-8000-000000000002"
+
+
+class Rows(InMemory):
+    """A memory whose rows are numbered and cost nothing; what is swapped is real."""
+
+    def __init__(self, **counts: int) -> None:
+        super().__init__()
+        self.counts = {TENANT: 0, **counts}
+
+    def tenants(self) -> list[str]:
+        return sorted(t for t, count in self.counts.items() if count)
+
+    def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
+        self._answer()
+        start = int(after.partition("-")[0]) if after else 0
+        end = min(self.counts[tenant_id], start + limit)
+        return [Entry(f"{n}-0", row_of(tenant_id, n)) for n in range(start + 1, end + 1)]
+
+    def last_position(self, tenant_id: str) -> str | None:
+        count = self.counts[tenant_id]
+        return f"{count}-0" if count else None
+
+
+def row_of(tenant_id: str, number: int) -> bytes:
+    return f"row {number} of {tenant_id}".encode()
+
+
+def make(memory: AuditMemory, directory: Path, **options: Any) -> Sealer:
+    options.setdefault("load_keys", lambda: KEYS)
+    return Sealer(memory, directory, origin=PREFIX, **options)
+
+
+def seal(memory: AuditMemory, directory: Path, **options: Any) -> SealRound:
+    """One round of a new sealer, as after a start of the keeper."""
+    did = make(memory, directory, **options).round()
+    assert did is not None
+    return did
+
+
+def log_of(tenant_id: str) -> str:
+    return origin_of(PREFIX, tenant_id, KEYS.secret).rpartition("/")[2]
+
+
+def verified(raw: bytes | None, origin: str, keys: LedgerKeys = KEYS) -> Checkpoint:
+    assert raw is not None
+    return open_checkpoint(raw, origin, keys.verifiers_of(origin)).checkpoint
+
+
+def contents(memory: AuditMemory, directory: Path, tenant_id: str) -> dict[str, Any]:
+    """What a log holds, after everything about it was checked."""
+    log = LedgerFolder(directory).log(log_of(tenant_id))
+    note = memory.sealed(tenant_id)
+    assert log.checkpoint() == note
+    checkpoint = verified(note, origin_of(PREFIX, tenant_id, KEYS.secret))
+    rows = list(log.tiles.rows(checkpoint.size))
+    assert NaiveTree(rows).mth(0, len(rows)) == checkpoint.root
+    positions = log.last_positions(checkpoint.size, 256)
+    return {"note": note, "rows": rows, "positions": positions}
+
+
+def meta_of(memory: AuditMemory, directory: Path) -> list[bytes]:
+    """The entries of the meta log, after everything about it was checked."""
+    meta = LedgerFolder(directory).log(META)
+    note = memory.sealed(META)
+    assert meta.checkpoint() == note
+    checkpoint = verified(note, f"{PREFIX}/{META}")
+    entries = list(meta.tiles.rows(checkpoint.size))
+    assert NaiveTree(entries).mth(0, len(entries)) == checkpoint.root
+    return entries
+
+
+def copy(source: Path, target: Path) -> None:
+    """By links: no file of a ledger is ever changed in place."""
+    shutil.copytree(source, target, copy_function=os.link)
+
+
+def files(directory: Path) -> dict[str, bytes | int]:
+    """What each file holds; one that is shared with a copy is told by its number alone."""
+    found: dict[str, bytes | int] = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            shared = path.stat().st_nlink > 1
+            name = path.relative_to(directory).as_posix()
+            found[name] = path.stat().st_ino if shared else path.read_bytes()
+    return found
