@@ -74,8 +74,7 @@ def verify(
     usage.
 
     \b
-    Examples:
-      celery -A tasks audit verify
+    Example:
       celery -A tasks audit verify --tenant 550e8400-e29b-41d4-a716-446655440000 --json
     """
     settings = settings_of(ctx)

@@ -6,7 +6,7 @@ Each file is one concept and carries the word of the RFC or of the C2SP text tha
 (tlog-proof).
 
 Verifying stands apart from sealing and shares none of its code but the formats: ``verifier`` asks
-``sources`` what there is and lets ``log_check`` hold each log (``claims``, ``evidence``) against
-its rows (``file_check``, ``file_report``, ``memory_check``, with ``leaves``, ``held_rows``,
-``alignment``, ``roots``, ``invocations``); what it says are ``finding``.
+``sources`` what there is and lets ``log_check`` hold the checkpoints of each log (``claims``,
+``evidence``) against its rows (``file_check``, ``file_report``, ``memory_check``, with ``leaves``,
+``held_rows``, ``alignment``, ``roots``, ``invocations``); ``finding`` is what comes out.
 """

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Final
 
-_RUN: Final = 1 << 18
+_RUN: Final = 1 << 16
 _READ: Final = 1 << 12
 
 

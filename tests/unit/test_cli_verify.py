@@ -161,11 +161,9 @@ def test_wrong_usage(ledger: PlainLedger, tmp_path: Path) -> None:
         assert run(where, *args).exit_code == 2
 
 
-def test_the_examples_in_the_help_run(ledger: PlainLedger) -> None:
-    """Each does what it says without complaint."""
+def test_the_example_in_the_help_runs(ledger: PlainLedger) -> None:
+    """It does what it says without complaint."""
     shown = CliRunner().invoke(audit, ["verify", "--help"]).stdout
-    examples = re.findall(r"^ +celery -A tasks audit verify(.*)$", shown, re.MULTILINE)
-    assert len(examples) == 2
-    for example in examples:
-        result = run(ledger, *example.split())
-        assert (result.exit_code, result.stderr) == (0, "")
+    (example,) = re.findall(r"^ +celery -A tasks audit verify (.*)$", shown, re.MULTILINE)
+    result = run(ledger, *example.split())
+    assert (result.exit_code, result.stderr) == (0, "")

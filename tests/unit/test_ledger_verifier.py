@@ -6,6 +6,7 @@ What tampering is found and where is the matter of ``test_ledger_tamper.py``.
 from __future__ import annotations
 
 import shutil
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -441,3 +442,27 @@ def test_what_the_sealer_has_sealed_is_right(tmp_path: Path) -> None:
         assert list(report.findings()) == []
         checked = {log.tenant: log.checked for log in report.logs if log.tenant}
         assert checked == {TENANTS[0]: 500, TENANTS[1]: 300, TENANTS[2]: 300}
+
+
+def test_a_sealer_at_work_is_no_finding(tmp_path: Path) -> None:
+    """Verified again and again while rows come and are sealed: right each time, and at the end."""
+    memory, keys = InMemory(), LedgerKeys.generate(PREFIX)
+    rows = rows_of(TENANT, 1_500, Random(7))
+    done = threading.Event()
+
+    def seal() -> None:
+        sealer = Sealer(memory, tmp_path, origin=PREFIX, load_keys=lambda: keys)
+        for first in range(0, len(rows), 50):
+            for row in rows[first : first + 50]:
+                memory.emit(row)
+            sealer.round()
+        done.set()
+
+    trust = Trust(keys.verifiers, PREFIX)
+    sources = Sources(trust=trust, memory=memory, ledger=tmp_path, secret=keys.secret)
+    sealing = threading.Thread(target=seal)
+    sealing.start()
+    while not done.is_set():
+        assert list(verify(sources).findings()) == []
+    sealing.join()
+    assert [log.checked for log in verify(sources).logs if log.tenant] == [1_500]
