@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,13 @@ import click
 from audit.cli_ledger import sealer_of
 from audit.invocation import new_request_id
 from audit.keeper import Keeper, Round
+from audit.ledger.folder import LedgerFolder
+from audit.ledger.keys import LedgerKeys
+from audit.ledger.retention import HotRetention
+from audit.ledger.witnessing import Witnessing, witnesses_of
+from audit.memory import AuditMemory
 from audit.row import timestamp
+from audit.settings import AuditSettings
 from audit.spool import Spool
 from audit.table import ROW_COLUMNS
 from audit.terminal import as_json_option, echo, memory_of, print_rows, settings_of
@@ -94,7 +100,28 @@ def _keeper(ctx: click.Context, holder: str) -> Keeper:
         lease_seconds=settings.lease_seconds,
         sealer=sealer_of(settings, memory, holder) if settings.ledger_dir else None,
         seal_seconds=settings.ledger_seal_seconds,
+        duties=_duties(settings, memory),
     )
+
+
+def _duties(settings: AuditSettings, memory: AuditMemory) -> list[Callable[[], bool]]:
+    """What the keeper does beside sealing: cosignatures, and hot retention."""
+    duties: list[Callable[[], bool]] = []
+    if settings.ledger_dir is None:
+        return duties
+    folder = LedgerFolder(Path(settings.ledger_dir))
+    if settings.ledger_witnesses:
+        witnesses = witnesses_of(settings.ledger_witnesses)
+        witnessing = Witnessing(
+            folder,
+            witnesses,
+            origin=settings.ledger_origin,
+            load_keys=lambda: LedgerKeys.load(settings.ledger_keys),
+        )
+        duties.append(witnessing.poke)
+    if settings.hot_retention is not None:
+        duties.append(HotRetention(memory, folder, seconds=settings.hot_retention).poke)
+    return duties
 
 
 class _Teller:

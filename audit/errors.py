@@ -25,9 +25,12 @@
     │   │   ├── NoteKeyError       the text of a key is malformed or damaged
     │   │   └── NoteSignatureError no trusted key signed the note, or one did and it does not verify
     │   ├── CheckpointError        a checkpoint is malformed, or of another log
+    │   ├── EvidenceError          no proof or evidence pack can be made of what was asked for
     │   ├── LedgerKeyError         the keys of the ledger are missing, damaged, or open to others
     │   ├── LedgerDamagedError     what is sealed is not as it was left: sealing stops for that log
     │   ├── LedgerRaceError        somebody else has sealed the same rows just now
+    │   ├── WitnessError           a witness is out of reach, or its answer is none
+    │   │   └── WitnessRefusalError    it answers that it does not cosign
     │   └── TileError              a tile or an entry bundle is malformed or out of reach
     │       ├── TileMissingError   it is not there
     │       ├── TileConflictError  it is there with other bytes
@@ -228,6 +231,10 @@ class CheckpointError(LedgerError):
     """A checkpoint breaks the format of C2SP tlog-checkpoint, or is that of another log."""
 
 
+class EvidenceError(LedgerError):
+    """No proof or evidence pack can be made of what was asked for; the text says why."""
+
+
 class LedgerKeyError(LedgerError):
     """The keys of the ledger are missing, damaged, or open to others; no text repeats any of them.
 
@@ -249,6 +256,29 @@ class LedgerRaceError(LedgerError):
     Remedy: none, the next round goes on from there. Where it comes back, two keepers seal one
     memory into folders of their own: give them one folder (``AUDIT_LEDGER_DIR``).
     """
+
+
+class WitnessError(LedgerError):
+    """A witness is out of reach, too slow, or its answer is none; it is asked again.
+
+    Nothing waits for it: rows are sealed, and not cosigned for as long as that lasts.
+    """
+
+
+class WitnessRefusalError(WitnessError):
+    """A witness answered that it does not cosign.
+
+    Args:
+        text: why not.
+        disagrees: whether it has seen another tree of the log, or a larger one. Then this one was
+            changed, cut or rolled back, or somebody else signs with its key: run ``audit verify``.
+        seen: how many leaves the tree has that it has seen, where it says so; nobody has signed it.
+    """
+
+    def __init__(self, text: str = "", *, disagrees: bool = False, seen: int | None = None) -> None:
+        super().__init__(text)
+        self.disagrees = disagrees
+        self.seen = seen
 
 
 class TileError(LedgerError):

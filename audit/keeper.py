@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +54,7 @@ class Keeper:
         lease_seconds: how long leases last (``AUDIT_LEASE_SECONDS``).
         sealer: seals the rows into the ledger, where there is one.
         seal_seconds: how long to wait between two rounds of it.
+        duties: what else the leader begins in each round; none of it waits, or raises.
         clock: monotonic seconds.
     """
 
@@ -66,6 +67,7 @@ class Keeper:
         lease_seconds: float,
         sealer: Sealer | None = None,
         seal_seconds: float = 1.0,
+        duties: Sequence[Callable[[], object]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._memory = memory
@@ -74,6 +76,7 @@ class Keeper:
         self._lease_seconds = lease_seconds
         self._sealer = sealer
         self._seal_seconds = seal_seconds
+        self._duties = duties
         self._seal_next = clock()
         self._seal_fault = ""
         self._clock = clock
@@ -117,6 +120,8 @@ class Keeper:
             self._reconciler.forget()
         self._measure(sweep)
         sealed = self._seal() if leads else None
+        for duty in self._duties if leads else ():
+            duty()
         return Round(leads=leads, replayed=replayed, sweep=sweep, sealed=sealed)
 
     def _replay(self) -> int:

@@ -87,6 +87,8 @@ _GAUGES: Final = {
     "skill_oldest_running_seconds": "Age of the oldest of them",
     "skill_spooled": "Rows that wait in this host's spool",
     "skill_last_sweep_timestamp_seconds": "When the reconciler looked last, Unix time",
+    "skill_ledger_witnesses_failing": "Witnesses that did not cosign when they were last asked",
+    "skill_ledger_cosigned_timestamp_seconds": "When all sealed rows were last cosigned, Unix time",
     "skill_ledger_last_seal_timestamp_seconds": "When the sealer last sealed all it saw, Unix time",
     "skill_ledger_unsealed_rows": "Rows seen and not sealed, counted up to 1,000 a tenant",
     "skill_ledger_faults": "Logs that cannot be sealed (sev-1)",
@@ -112,6 +114,13 @@ def swept(*, running: int, oldest_seconds: float, closed: int) -> None:
 def spooled(rows: int) -> None:
     """So many rows wait in this host's spool."""
     _gauges.put(skill_spooled=rows)
+
+
+def witnessed(*, failing: int) -> None:
+    """The witnesses were asked once, or had nothing to cosign."""
+    _gauges.put(skill_ledger_witnesses_failing=failing)
+    if not failing:
+        _gauges.put(skill_ledger_cosigned_timestamp_seconds=time.time())
 
 
 def sealed(*, rows: int, waiting: int, faults: int) -> None:

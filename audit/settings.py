@@ -6,7 +6,9 @@ wins, as Celery's own ``CELERY_BROKER_URL`` does.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,11 @@ from typing import Any, Final
 
 from audit.errors import SettingsError
 from audit.keys import KeyRing
+
+#: Where a witness listens: no user, no query, no fragment, so nothing that could be a secret.
+_URL: Final = re.compile(
+    r"https?://([A-Za-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?(/[\w.~/-]*)?", re.ASCII
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +46,9 @@ class AuditSettings:
         ledger_origin: what the origins of all logs begin with, a URL without its scheme.
         ledger_keys: text of the ledger's keys, or the path of their file (``audit keygen``).
         ledger_seal_seconds: how long the keeper waits between two rounds of sealing.
+        ledger_witnesses: who is asked to cosign the meta log; of each the URL and the key's text.
+        hot_retention: sealed rows older than so many seconds leave the memory, and are read from
+            the ledger; ``None``: none does.
     """
 
     memory_url: str = field(default="redis://127.0.0.1:6379/1", repr=False)  # has a password
@@ -56,6 +66,8 @@ class AuditSettings:
     ledger_origin: str = "skill-host.invalid"
     ledger_keys: str | None = field(default=None, repr=False)
     ledger_seal_seconds: float = 1.0
+    ledger_witnesses: tuple[tuple[str, str], ...] = ()
+    hot_retention: float | None = None
 
     @classmethod
     def read(cls, conf: Mapping[str, Any], environ: Mapping[str, str]) -> AuditSettings:
@@ -99,6 +111,25 @@ def _age(raw: object) -> float:
     return _seconds(raw, least=1, most=31 * 86400)
 
 
+def _retention(raw: object) -> float:
+    return _seconds(raw, least=1, most=100 * 366 * 86400)
+
+
+def _witnesses(raw: object) -> tuple[tuple[str, str], ...]:
+    """Whether a key is one is found out where it is used; nothing of a value is repeated."""
+    listed = json.loads(raw) if isinstance(raw, str | bytes) else raw
+    if not isinstance(listed, list | tuple) or not all(map(_is_witness, listed)):
+        raise ValueError('takes a list of {"url": "https://...", "vkey": "..."}, or JSON of one')
+    return tuple((str(witness["url"]), str(witness["vkey"])) for witness in listed)
+
+
+def _is_witness(raw: object) -> bool:
+    if not isinstance(raw, dict) or raw.keys() != {"url", "vkey"}:
+        return False
+    url, vkey = raw["url"], raw["vkey"]
+    return isinstance(vkey, str) and isinstance(url, str) and _URL.fullmatch(url) is not None
+
+
 def _count(raw: object) -> int:
     text = str(raw)
     if not text.isdecimal() or not 1 <= int(text) <= 1000:
@@ -120,6 +151,15 @@ def _flag(raw: object) -> bool:
     if isinstance(raw, str) and raw.lower() in {"0", "false", "no", "off"}:
         return False
     raise ValueError("takes true or false")
+
+
+def _hash_keys(raw: object) -> KeyRing:
+    ring = KeyRing.parse(raw)
+    if any(key.personas for key in ring.keys):
+        raise ValueError(
+            "takes keys limited to tenants, not to personas: a hash tells of no caller"
+        )
+    return ring
 
 
 def _origin(raw: object) -> str:
@@ -145,10 +185,12 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "max_deaths": ("AUDIT_MAX_DEATHS", _count),
     "context_keys": ("AUDIT_CONTEXT_KEYS", KeyRing.parse),
     "context_max_age": ("AUDIT_CONTEXT_MAX_AGE", _age),
-    "hash_keys": ("AUDIT_HASH_KEYS", KeyRing.parse),
+    "hash_keys": ("AUDIT_HASH_KEYS", _hash_keys),
     "redact_logs": ("AUDIT_REDACT_LOGS", _flag),
     "ledger_dir": ("AUDIT_LEDGER_DIR", _text),
     "ledger_origin": ("AUDIT_LEDGER_ORIGIN", _origin),
     "ledger_keys": ("AUDIT_LEDGER_KEYS", _text),
     "ledger_seal_seconds": ("AUDIT_LEDGER_SEAL_SECONDS", _seconds),
+    "ledger_witnesses": ("AUDIT_LEDGER_WITNESSES", _witnesses),
+    "hot_retention": ("AUDIT_HOT_RETENTION", _retention),
 }

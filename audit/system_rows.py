@@ -46,6 +46,7 @@ def audit_pruned(
     before: str,
     first_index: int,
     rows: int,
+    root: str,
     ts: str,
     worker: str = "",
 ) -> AuditRow:
@@ -56,7 +57,8 @@ def audit_pruned(
         tenant_id: whose rows; the nil tenant's log can be pruned too.
         before: rows older than this were to go, as :func:`audit.row.timestamp` writes it.
         first_index: place in the tenant's log of the first row that went, from 0.
-        rows: how many went, side by side from there.
+        rows: how many went, side by side from there, those included that had gone before.
+        root: of the tree that ends with the last of them, 64 hex digits.
         ts: when, written likewise.
         worker: the process that did it.
 
@@ -69,6 +71,7 @@ def audit_pruned(
         "before": before,
         "first_index": first_index,
         "rows": rows,
+        "root": root,
         "tenant_id": tenant_id,
         "request_id": request_id,
     }

@@ -69,19 +69,32 @@ class Archive:
             LedgerDamagedError: the positions beside a bundle are not as they should be.
             LedgerError: the ledger cannot be read.
         """
+        needles = _needles(wanted)
+        for position, stored in self.stored(tenant_id, start):
+            if order_of(position) >= end:
+                return
+            if all(needle in stored for needle in needles):
+                row = AuditRow.from_bytes(stored, position)
+                if wanted.matches(row):
+                    yield row
+
+    def stored(self, tenant_id: str, start: Order = _FIRST) -> Iterator[tuple[str, bytes]]:
+        """Positions and stored bytes of a tenant's sealed rows, in stored order; none is parsed.
+
+        Args:
+            tenant_id: whose.
+            start: the first position that may be given.
+
+        Raises: as :meth:`rows`.
+        """
         log = self._log(tenant_id)
         size = 0 if log is None else _size(log)
         if log is None or not size:
             return
-        needles = _needles(wanted)
         for index in range(_bundle_of(log, size, start), -(-size // WIDTH)):
             for position, stored in _entries(log, index, size):
-                if (order := order_of(position)) >= end:
-                    return
-                if order >= start and all(needle in stored for needle in needles):
-                    row = AuditRow.from_bytes(stored, position)
-                    if wanted.matches(row):
-                        yield row
+                if order_of(position) >= start:
+                    yield position, stored
 
     def _log(self, tenant_id: str) -> LogFolder | None:
         names = [name for name, whose in self._folder.tenants().items() if whose == tenant_id]

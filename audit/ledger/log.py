@@ -3,6 +3,7 @@
 ::
 
     checkpoint              the newest signed checkpoint
+    checkpoint.cosigned     the newest that a witness has cosigned as well; in the meta log only
     tile/...                level tiles and entry bundles (C2SP tlog-tiles)
     positions/...           beside each entry bundle, under its name: one position a line (not C2SP)
     gathered                the place in the meta log where this log's checkpoint stands (a hint)
@@ -26,6 +27,7 @@ from audit.ledger.tile_directory import UNNAMED, TileDirectory
 from audit.ledger.tiles import WIDTH, Tile, check_content, tile_of
 
 _CHECKPOINT: Final = "checkpoint"
+_COSIGNED: Final = "checkpoint.cosigned"
 _GATHERED: Final = "gathered"
 _POSITIONS: Final = "positions"
 _BUNDLES: Final = "tile/entries"
@@ -62,6 +64,23 @@ class LogFolder:
         with errors_of_folder(self.root):
             make_folder(self.root)
             replace_file(self.root / _CHECKPOINT, note)
+
+    def cosigned(self) -> bytes | None:
+        """The newest checkpoint that a witness has cosigned, as in :meth:`checkpoint`.
+
+        Raises:
+            LedgerError: the file cannot be read.
+        """
+        return self._read(self.root / _COSIGNED)
+
+    def put_cosigned(self, note: bytes) -> None:
+        """Put a cosigned checkpoint in the place of the one before.
+
+        Raises:
+            LedgerError: the disk does not take it; the one before is still there.
+        """
+        with errors_of_folder(self.root):
+            replace_file(self.root / _COSIGNED, note)
 
     # --- the tree -----------------------------------------------------------------------------
 
@@ -107,6 +126,20 @@ class LogFolder:
                 self.tiles.drop_partials(tile)
             if tile.is_full and tile.level is None:
                 self._drop_partial_positions(tile)
+
+    def drop_bundle(self, bundle: Tile) -> None:
+        """Remove the rows of a full bundle for good; hashes and positions stay.
+
+        Raises:
+            LedgerError: the disk does not let go of it.
+        """
+        path = self.root / bundle.full().to_path()
+        with errors_of_folder(self.root):
+            for file in [*self._partials(bundle).glob("*"), path]:
+                file.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                self._partials(bundle).rmdir()
+            flush_folder(path.parent)
 
     def drop_unnamed(self) -> None:
         """Remove what crashes have left half written; nobody else may be writing.

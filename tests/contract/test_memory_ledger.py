@@ -26,6 +26,7 @@ from audit.row import COMPLETED, LATE, NIL_TENANT, AuditRow, Identity, Reason
 from audit.system_rows import KEY_ROTATED, PRUNED, audit_key_rotated, audit_pruned
 from audit.testing import InMemory
 from tests.support import (
+    HASH,
     TENANT,
     check_every_row,
     checked_memory,
@@ -432,7 +433,7 @@ def system_rows() -> list[AuditRow]:
     return [
         audit_key_rotated(str(ULID()), new_key=VKEY, old_key=None, ts=now()),
         audit_key_rotated(str(ULID()), new_key=VKEY, old_key=VKEY, ts=now(), worker="keeper"),
-        audit_pruned(str(ULID()), TENANT, before=now(), first_index=0, rows=7, ts=now()),
+        audit_pruned(str(ULID()), TENANT, before=now(), first_index=0, rows=7, root=HASH, ts=now()),
     ]
 
 
@@ -462,7 +463,9 @@ def test_a_row_of_the_trail_itself_is_no_invocation(memory: AuditMemory) -> None
     assert refusal_of(memory, started(identity)) == RowRefusal.WAS_REFUSED
     assert refusal_of(memory, completed(identity)) == RowRefusal.WAS_REFUSED
     begin, _ = invoke(memory)
-    taken = audit_pruned(begin.request_id, TENANT, before=now(), first_index=0, rows=1, ts=now())
+    taken = audit_pruned(
+        begin.request_id, TENANT, before=now(), first_index=0, rows=1, root=HASH, ts=now()
+    )
     assert refusal_of(memory, taken) == RowRefusal.SECOND_STARTED_ROW
 
 
@@ -477,7 +480,9 @@ def test_another_kind_of_the_module_is_refused(memory: AuditMemory) -> None:
 def test_nothing_pruned_is_no_row(first_index: int, rows: int) -> None:
     """A range that cannot be is refused where the row is made."""
     with pytest.raises(RowError):
-        audit_pruned("x", TENANT, before=now(), first_index=first_index, rows=rows, ts=now())
+        audit_pruned(
+            "x", TENANT, before=now(), first_index=first_index, rows=rows, root=HASH, ts=now()
+        )
 
 
 def test_what_a_trim_leaves_behind_is_small(server: EmbeddedServer) -> None:

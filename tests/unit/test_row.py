@@ -330,9 +330,9 @@ VALID: dict[str, AuditRow] = {
     ),
     "key rotated": audit_key_rotated(REQUEST_ID, new_key=VKEY, old_key=VKEY, ts=TS, worker="k"),
     "first key": audit_key_rotated(REQUEST_ID, new_key=VKEY, old_key=None, ts=TS),
-    "pruned": audit_pruned(REQUEST_ID, TENANT, before=TS, first_index=0, rows=1, ts=TS),
+    "pruned": audit_pruned(REQUEST_ID, TENANT, before=TS, first_index=0, rows=1, root=HASH, ts=TS),
     "pruned nobody's": audit_pruned(
-        REQUEST_ID, NIL_TENANT, before=TS, first_index=2**40, rows=2**40, ts=TS
+        REQUEST_ID, NIL_TENANT, before=TS, first_index=2**40, rows=2**40, root=HASH, ts=TS
     ),
 }
 

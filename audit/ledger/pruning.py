@@ -1,0 +1,245 @@
+"""Pruning: the rows of old bundles are removed for good, and every hash of them stays.
+
+Of a pruned bundle the file ``tile/entries/...`` is gone and nothing else: level tiles keep the leaf
+hashes, ``positions`` their places, so each checkpoint and each proof holds as before (the pruning
+of C2SP tlog-tiles: a prefix of the log, whole bundles). A sealed row ``audit.pruned`` of the same
+tenant says which rows are gone: from 0 on, as many as it says, those of earlier times included. A
+verifier takes a missing bundle for pruned exactly if such a row covers it.
+
+What is guaranteed: nothing goes before that row is sealed. Only bundles go that are full, sealed,
+of the very rows that were sealed, all older than asked, and of no open invocation; a changed row is
+evidence and stays. A crash anywhere leaves what the same command, given again, finishes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from ulid import ULID
+
+from audit.errors import LedgerDamagedError, LedgerError, TileMissingError
+from audit.ledger.archive import Archive, read_through
+from audit.ledger.checkpoint import open_checkpoint, origin_of
+from audit.ledger.folder import LedgerFolder
+from audit.ledger.keys import LedgerKeys
+from audit.ledger.log import LogFolder
+from audit.ledger.merkle import fold, leaf_hash, root
+from audit.ledger.tiles import HEIGHT, WIDTH, Tile, tile_of
+from audit.memory.base import AuditMemory, RowFilter, order_of
+from audit.row import AuditRow, timestamp
+from audit.system_rows import PRUNED, audit_pruned
+
+#: Seconds to wait until the row is sealed, and between two looks.
+PATIENCE: Final = 30.0
+LOOK: Final = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prune:
+    """What is to go of one tenant's log.
+
+    Attributes:
+        tenant_id: whose.
+        before: rows older than this.
+        rows: the first so many of the log are all of them; a multiple of 256.
+        gone: how many of those are gone already.
+        root: of the tree of those rows, 64 hex digits; empty for none.
+    """
+
+    tenant_id: str
+    before: datetime
+    rows: int = 0
+    gone: int = 0
+    root: str = ""
+
+    @property
+    def left(self) -> int:
+        """How many rows go."""
+        return self.rows - self.gone
+
+
+class Pruner:
+    """Prunes the logs of a ledger.
+
+    Args:
+        memory: where the rows are.
+        folder: the ledger's.
+        origin: what the origins of its logs begin with.
+        keys: verify its checkpoints.
+        seal: seals what is there; a keeper may do so as well.
+        worker: what the rows name as their writer.
+        now: the wall clock.
+        pause: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        memory: AuditMemory,
+        folder: LedgerFolder,
+        *,
+        origin: str,
+        keys: LedgerKeys,
+        seal: Callable[[], object],
+        worker: str = "",
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._memory = memory
+        self._folder = folder
+        self._origin = origin
+        self._keys = keys
+        self._seal = seal
+        self._worker = worker
+        self._now = now
+        self._pause = pause
+
+    def plan(self, tenant_id: str, before: datetime) -> Prune:
+        """What would go; nothing is changed.
+
+        Raises:
+            LedgerDamagedError: what is sealed is not as it was left; all of it is evidence.
+            LedgerError: the ledger cannot be read.
+            AuditMemoryError: the memory did not answer.
+        """
+        note = self._memory.sealed(tenant_id)
+        log = self._log(tenant_id)
+        nothing = Prune(tenant_id=tenant_id, before=before)
+        if note is None or log is None:
+            return nothing
+        size = self._verified_size(log, tenant_id, note)
+        announced = max((_rows_of(row) for row in self._announced(tenant_id)), default=0)
+        still_open = {row.request_id for row in self._memory.running(tenant_id)}
+        rows = gone = 0
+        while rows + WIDTH <= size:
+            found = _bundle(log, rows // WIDTH, size)
+            if found is None and rows >= announced:
+                raise _lost(log, rows)
+            if found is None:
+                gone += WIDTH
+            elif not all(_may_go(stored, before, still_open) for stored in found):
+                break
+            rows += WIDTH
+        if not rows:
+            return nothing
+        top = root(rows, log.tiles.node_reader(size)).hex()
+        return Prune(tenant_id=tenant_id, before=before, rows=rows, gone=gone, root=top)
+
+    def prune(self, prune: Prune) -> int:
+        """Do what was planned; how many rows went from the bundles.
+
+        Raises:
+            LedgerError: the row that says so is not sealed, or the disk does not let go.
+            AuditMemoryError: the memory did not answer.
+        """
+        log = self._log(prune.tenant_id)
+        if not prune.left or log is None:
+            return 0
+        self._wait_until_sealed(log, self._announce(prune))
+        self._memory.trim(prune.tenant_id, _behind(log, prune.rows))
+        for index in range(prune.rows // WIDTH):
+            log.drop_bundle(Tile(None, index))
+        return prune.left
+
+    # --- saying so ----------------------------------------------------------------------------
+
+    def _announced(self, tenant_id: str) -> list[AuditRow]:
+        wanted = RowFilter(tenant_id=tenant_id, kind=PRUNED)
+        return list(read_through(self._memory, Archive(self._folder), wanted))
+
+    def _announce(self, prune: Prune) -> AuditRow:
+        """The stored row that covers what is to go: one from before a crash, or a new one."""
+        for row in self._announced(prune.tenant_id):
+            if _rows_of(row) == prune.rows and row.payload["root"] == prune.root:
+                return row
+        made = audit_pruned(
+            str(ULID()),
+            prune.tenant_id,
+            before=timestamp(prune.before),
+            first_index=0,
+            rows=prune.rows,
+            root=prune.root,
+            ts=timestamp(self._now()),
+            worker=self._worker,
+        )
+        self._memory.emit(made)
+        wanted = RowFilter(tenant_id=prune.tenant_id, request_id=made.request_id)
+        return next(iter(self._memory.select(wanted)))
+
+    def _wait_until_sealed(self, log: LogFolder, row: AuditRow) -> None:
+        position, waited = order_of(str(row.position)), 0.0
+        self._seal()
+        while position > self._last_sealed(log, row.tenant_id):
+            if waited >= PATIENCE:
+                raise LedgerError(
+                    "nothing was removed: the row that says so is not sealed; see to the sealing"
+                    " (`audit seal`), then prune again"
+                )
+            self._pause(LOOK)
+            waited += LOOK
+            self._seal()
+
+    def _last_sealed(self, log: LogFolder, tenant_id: str) -> tuple[int, int]:
+        note = self._memory.sealed(tenant_id)
+        size = self._verified_size(log, tenant_id, note) if note else 0
+        return order_of(log.last_positions(size, 1)[0]) if size else (0, 0)
+
+    # --- what is sealed -----------------------------------------------------------------------
+
+    def _log(self, tenant_id: str) -> LogFolder | None:
+        names = [name for name, whose in self._folder.tenants().items() if whose == tenant_id]
+        return self._folder.log(names[0]) if names else None
+
+    def _verified_size(self, log: LogFolder, tenant_id: str, note: bytes) -> int:
+        origin = origin_of(self._origin, tenant_id, self._keys.secret)
+        keys = self._keys.verifiers_of(origin)
+        checkpoint = open_checkpoint(note, origin, keys).checkpoint
+        if root(checkpoint.size, log.tiles.node_reader(checkpoint.size)) != checkpoint.root:
+            raise LedgerDamagedError(
+                f"the tiles in {log.root} do not make up the root that was signed; nothing was"
+                " removed, run `audit verify`"
+            )
+        return checkpoint.size
+
+
+def _bundle(log: LogFolder, index: int, size: int) -> list[bytes] | None:
+    """The rows of a full bundle, exactly as they were sealed; ``None`` if they are gone."""
+    hashes = log.tiles.hashes(Tile(0, index))
+    try:
+        entries = log.tiles.entries(Tile(None, index))
+    except TileMissingError:
+        entries = None
+    told = hashes if entries is None else list(map(leaf_hash, entries))
+    if told != hashes or fold(hashes) != log.tiles.node_reader(size)(HEIGHT, index):
+        raise LedgerDamagedError(
+            f"rows {index * WIDTH} to {(index + 1) * WIDTH - 1} in {log.root} are not what was"
+            " sealed, and that is evidence: nothing was removed, run `audit verify`"
+        )
+    return entries
+
+
+def _may_go(stored: bytes, before: datetime, still_open: Collection[str]) -> bool:
+    row = AuditRow.from_bytes(stored)
+    return datetime.fromisoformat(row.ts) < before and row.request_id not in still_open
+
+
+def _rows_of(row: AuditRow) -> int:
+    """How many rows, from the first on, a row says are gone."""
+    return int(row.payload["rows"]) if row.payload["first_index"] == 0 else 0
+
+
+def _behind(log: LogFolder, rows: int) -> str:
+    """The first position that is none of the first so many rows."""
+    last = log.positions(tile_of(None, rows // WIDTH - 1, rows))[-1]
+    major, minor = order_of(last)
+    return f"{major}-{minor + 1}"
+
+
+def _lost(log: LogFolder, index: int) -> LedgerDamagedError:
+    return LedgerDamagedError(
+        f"the bundle of rows {index} and up is not in {log.root}, and no row says that it was"
+        " pruned; nothing was removed, run `audit verify`"
+    )
