@@ -10,21 +10,22 @@ Exit status: 0 fine, 1 the answer is bad news, 2 wrong usage.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar
-from uuid import UUID
 
 import click
 
 from audit.cli_compare import compare_args
+from audit.cli_evidence import export, prove, verify_pack
 from audit.cli_keeper import keep, reconcile
 from audit.cli_ledger import keygen, seal
+from audit.cli_options import moment, parse_tenant, reading
+from audit.cli_retention import prune
 from audit.errors import AuditError
 from audit.memory import AuditMemory
 from audit.memory.base import RowFilter
@@ -39,13 +40,6 @@ _KINDS: Final = {
     **{kind: kind for kind in (*_LONG_KINDS, *sorted(SYSTEM_KINDS))},
 }
 _OUTCOMES: Final = {outcome.value: outcome.value for outcome in Outcome}
-_RFC_3339: Final = re.compile(
-    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE
-)
-_AGO: Final = re.compile(r"(?P<count>\d{1,9})(?P<unit>[smhdw])", re.ASCII)
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
-_Value = TypeVar("_Value")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -69,27 +63,6 @@ class _AuditGroup(click.Group):
 # --- reading options ----------------------------------------------------------------------------
 
 
-def parse_tenant(text: str) -> str:
-    """A tenant as rows spell it. The nil UUID is one: refused rows may have no proven tenant."""
-    try:
-        return str(UUID(text))
-    except ValueError:
-        raise ValueError(f"{text!r} is no UUID like 550e8400-e29b-41d4-a716-446655440000") from None
-
-
-def parse_moment(text: str, now: datetime) -> datetime:
-    """A moment in RFC 3339, or one that lies so long before ``now``: ``15m``, ``2h``, ``7d``."""
-    with suppress(ValueError, OverflowError):
-        if ago := _AGO.fullmatch(text):
-            return now - timedelta(**{_UNITS[ago["unit"]]: int(ago["count"])})
-        if _RFC_3339.fullmatch(text):
-            return datetime.fromisoformat(text.upper())
-    raise ValueError(
-        f"{text!r} is no time: give RFC 3339 with its offset, like 2026-11-29T21:45:00Z, or how"
-        " long ago, like 15m, 2h or 7d"
-    )
-
-
 def parse_word(text: str, words: Mapping[str, str]) -> str:
     """What one of ``words`` stands for."""
     if text in words:
@@ -99,27 +72,11 @@ def parse_word(text: str, words: Mapping[str, str]) -> str:
     raise ValueError(f"{text!r} is unknown, {advice}")
 
 
-def _reading(
-    parse: Callable[[str], _Value],
-) -> Callable[[click.Context, click.Parameter, str | None], _Value | None]:
-    """The callback of an option whose text ``parse`` reads; its ``ValueError`` is for the user."""
-
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> _Value | None:
-        try:
-            return None if text is None else parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error), ctx, param) from None
-
-    return read
-
-
-_moment = _reading(lambda text: parse_moment(text, datetime.now(UTC)))
-
 _tenant: Final = click.option(
     "--tenant",
     "tenant_id",
     metavar="UUID",
-    callback=_reading(parse_tenant),
+    callback=reading(parse_tenant),
     help="Of this tenant only.",
 )
 # Named as RowFilter names its parts.
@@ -128,21 +85,21 @@ _FILTERS: Final = (
     click.option(
         "--since",
         metavar="TIME",
-        callback=_moment,
+        callback=moment,
         help="From this time on: RFC 3339, or how long ago (15m, 2h, 7d).",
     ),
-    click.option("--until", metavar="TIME", callback=_moment, help="Before this time."),
+    click.option("--until", metavar="TIME", callback=moment, help="Before this time."),
     click.option(
         "--kind",
         metavar="KIND",
-        callback=_reading(lambda text: parse_word(text, _KINDS)),
+        callback=reading(lambda text: parse_word(text, _KINDS)),
         help="started, completed, late or refused; the full name of the kind will do too.",
     ),
     click.option("--skill", "skill_id", metavar="ID", help="Of this skill."),
     click.option(
         "--outcome",
         metavar="OUTCOME",
-        callback=_reading(lambda text: parse_word(text, _OUTCOMES)),
+        callback=reading(lambda text: parse_word(text, _OUTCOMES)),
         help="success, error, panic or timeout. Only completed and late rows have one.",
     ),
     click.option(
@@ -198,10 +155,14 @@ def audit(ctx: click.Context, memory: str | None) -> None:
 
 
 audit.add_command(compare_args)
+audit.add_command(export)
 audit.add_command(keep)
 audit.add_command(keygen)
+audit.add_command(prove)
+audit.add_command(prune)
 audit.add_command(reconcile)
 audit.add_command(seal)
+audit.add_command(verify_pack)
 
 
 @audit.command()

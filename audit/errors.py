@@ -25,6 +25,7 @@
     │   │   ├── NoteKeyError       the text of a key is malformed or damaged
     │   │   └── NoteSignatureError no trusted key signed the note, or one did and it does not verify
     │   ├── CheckpointError        a checkpoint is malformed, or of another log
+    │   ├── EvidenceError          no proof or evidence pack can be made of what was asked for
     │   ├── LedgerKeyError         the keys of the ledger are missing, damaged, or open to others
     │   ├── LedgerDamagedError     what is sealed is not as it was left: sealing stops for that log
     │   ├── LedgerRaceError        somebody else has sealed the same rows just now
@@ -228,6 +229,10 @@ class NoteSignatureError(NoteError):
 
 class CheckpointError(LedgerError):
     """A checkpoint breaks the format of C2SP tlog-checkpoint, or is that of another log."""
+
+
+class EvidenceError(LedgerError):
+    """No proof or evidence pack can be made of what was asked for; the text says why."""
 
 
 class LedgerKeyError(LedgerError):

@@ -13,7 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from audit.cli import audit, parse_moment
+from audit.cli import audit
+from audit.cli_options import parse_moment
 from audit.errors import MemoryUnavailableError, MemoryUnsuitableError
 from audit.memory.base import AuditMemory, Once, RowFilter, Stored
 from audit.row import (
@@ -33,19 +34,20 @@ from tests.support import HASH, TENANT, make_ending, make_identity
 OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 EXAMPLE_ID = "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW"
 NOW = datetime.now(UTC)
-#: They do more than ask: see test_cli_keeper.py, test_cli_compare.py, test_cli_ledger.py.
-ELSEWHERE = ("compare-args", "keep", "keygen", "reconcile", "seal")
-COMMANDS = (
+#: They do more than ask: see test_cli_keeper.py, test_cli_compare.py, test_cli_ledger.py,
+#: test_cli_evidence.py, test_cli_retention.py.
+ELSEWHERE = (
     "compare-args",
+    "export",
     "keep",
     "keygen",
-    "list",
+    "prove",
+    "prune",
     "reconcile",
-    "running",
     "seal",
-    "show",
-    "tail",
+    "verify-pack",
 )
+COMMANDS = (*ELSEWHERE, "list", "running", "show", "tail")
 
 
 @dataclass

@@ -128,6 +128,7 @@ def test_http_statuses() -> None:
         "NoteKeyError": 500,
         "NoteSignatureError": 500,
         "CheckpointError": 500,
+        "EvidenceError": 500,
         "LedgerKeyError": 500,
         "LedgerDamagedError": 500,
         "LedgerRaceError": 500,
