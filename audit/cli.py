@@ -26,13 +26,22 @@ from audit.cli_keeper import keep, reconcile
 from audit.cli_ledger import keygen, seal
 from audit.cli_options import moment, parse_tenant, reading
 from audit.cli_retention import prune
+from audit.cli_verify import verify
 from audit.errors import AuditError
 from audit.memory import AuditMemory
 from audit.memory.base import RowFilter
 from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow, Outcome
 from audit.system_rows import SYSTEM_KINDS
 from audit.table import ROW_COLUMNS, SHORT_KIND, block, clean, running_columns
-from audit.terminal import MEMORY_URL, as_json_option, echo, memory_of, print_rows, print_stored
+from audit.terminal import (
+    MEMORY_URL,
+    as_json_option,
+    echo,
+    memory_of,
+    print_rows,
+    print_stored,
+    stored_rows,
+)
 
 _LONG_KINDS: Final = (STARTED, COMPLETED, LATE, REFUSED)
 _KINDS: Final = {
@@ -162,6 +171,7 @@ audit.add_command(prove)
 audit.add_command(prune)
 audit.add_command(reconcile)
 audit.add_command(seal)
+audit.add_command(verify)
 audit.add_command(verify_pack)
 
 
@@ -199,7 +209,7 @@ def list_(ctx: click.Context, /, limit: int, as_json: bool, **parts: Any) -> Non
     Example:
       celery -A tasks audit list --since 2h --kind completed --outcome error
     """
-    rows = memory_of(ctx).select(_wanted(parts))
+    rows = stored_rows(ctx, _wanted(parts))
     print_rows(ctx, _newest(rows, limit) if limit else rows, ROW_COLUMNS, as_json)
 
 
@@ -214,7 +224,7 @@ def show(ctx: click.Context, request_id: str, as_json: bool) -> None:
     Example:
       celery -A tasks audit show 01KB8Z5T3MZJ9Y2V4Q6R8S0TAW
     """
-    rows = list(memory_of(ctx).rows(request_id=request_id))
+    rows = list(stored_rows(ctx, RowFilter(request_id=request_id)))
     if not rows:
         raise click.ClickException(
             f"no invocation {request_id!r} in this memory; rows of a Celery task id are found with"

@@ -16,9 +16,10 @@ from kombu.utils.json import object_hook
 from audit.canonical import KEYED, digest
 from audit.errors import CanonicalizationError
 from audit.keys import Key
+from audit.memory.base import RowFilter
 from audit.row import STARTED
 from audit.table import clean
-from audit.terminal import echo, memory_of, settings_of
+from audit.terminal import echo, settings_of, stored_rows
 
 _SHAPE: Final = "give the arguments as one JSON object by name, in UTF-8"
 
@@ -67,7 +68,7 @@ def _members(pairs: list[tuple[str, Any]]) -> Any:
 
 
 def _recorded(ctx: click.Context, request_id: str) -> str:
-    for row in memory_of(ctx).rows(request_id=request_id):
+    for row in stored_rows(ctx, RowFilter(request_id=request_id)):
         if row.kind == STARTED:
             return str(row.payload["args_hash"])
     raise click.ClickException(f"no invocation {request_id!r} was started in this memory")

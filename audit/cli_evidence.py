@@ -24,9 +24,10 @@ from audit.ledger.durable import replace_file
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.proof import SUFFIX
 from audit.ledger.sealed_log import SealedLog
+from audit.memory.base import RowFilter
 from audit.row import AuditRow
 from audit.table import clean
-from audit.terminal import echo, memory_of, settings_of
+from audit.terminal import echo, settings_of, stored_rows
 
 _FILE_MODE: Final = 0o640
 #: What may be part of a file's name; request_ids come out of a memory, where anything could stand.
@@ -69,7 +70,7 @@ def prove(ctx: click.Context, request_id: str, folder: Path) -> None:
     Example:
       celery -A tasks audit prove 01KB8Z5T3MZJ9Y2V4Q6R8S0TAW -o evidence
     """
-    rows = list(memory_of(ctx).rows(request_id=request_id))
+    rows = list(stored_rows(ctx, RowFilter(request_id=request_id)))
     if not rows or not _PLAIN.fullmatch(request_id):
         raise click.ClickException(f"no invocation {request_id!r} in this memory")
     log = _log(ctx, rows[0].tenant_id)

@@ -6,7 +6,7 @@ as a ``repr``, as JSON. What is guaranteed:
 * ``***`` replaces, wherever it occurs, every string of four characters and more, every number of
   four digits and more, and bytes, times, UUIDs and Decimals as they are usually printed; nested
   ones and the keys of nested mappings too. It also replaces every piece of eight characters and
-  more of any of them. Neither hides behind up to three layers of escaping.
+  more of any of them. Neither hides behind up to three layers of escaping, nor in a URL or HTML.
 * The work is linear in the size of the values, whatever they are made of, because the text is cut
   to :data:`WORKING_LENGTH` before. Neither that cut nor the last one lets a longer piece out.
 * :func:`error_message` is one line of at most :data:`MAX_LENGTH` characters, without control
@@ -27,6 +27,8 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any, Final, TypeVar
 from uuid import UUID
+
+from audit.readings import Reading, readings
 
 #: What stands where a value was.
 MASK: Final = "***"
@@ -54,7 +56,6 @@ _MARGIN: Final = 128
 # of all pieces of the text in all values, as far as that is not more than so many steps.
 _JOINED: Final = 64 * 1_024
 _PRODUCT: Final = 8 * 1_024 * 1_024
-_LAYERS: Final = 3
 
 # Deeper than a canonical form can be; it bounds objects that tell ever new things of themselves.
 _MAX_DEPTH: Final = 256
@@ -63,13 +64,6 @@ _Found = TypeVar("_Found")
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 _SERIES: Final = (list, tuple, set, frozenset, deque)
-
-_ESCAPE: Final = re.compile(
-    r"\\(?:u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
-    r"|x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})|(?P<letter>.))",
-    re.DOTALL,
-)
-_LETTERS: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
 _UNPRINTABLE: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
@@ -155,50 +149,6 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-# The text. It is read as it is and with its escapes undone, layer by layer, so that the values,
-# which can be large, are looked for in one form only.
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _View:
-    """One reading of a text; ``starts`` are its characters' places in the original, and the end."""
-
-    text: str
-    starts: Sequence[int]
-
-
-def _views(text: str) -> Iterator[_View]:
-    view = _View(text, range(len(text) + 1))
-    yield view
-    for _ in range(_LAYERS):
-        if "\\" not in view.text:
-            return
-        view = _unescaped(view)
-        yield view
-
-
-def _unescaped(view: _View) -> _View:
-    parts: list[str] = []
-    starts: list[int] = []
-    end = 0
-    for match in _ESCAPE.finditer(view.text):
-        parts += (view.text[end : match.start()], _meaning(match))
-        starts += view.starts[end : match.start() + 1]
-        end = match.end()
-    return _View("".join([*parts, view.text[end:]]), [*starts, *view.starts[end:]])
-
-
-def _meaning(match: re.Match[str]) -> str:
-    """The one character that an escape stands for."""
-    if match["high"]:
-        pair = bytes.fromhex(match["high"] + match["low"])
-        return pair.decode("utf-16-be")
-    if letter := match["letter"]:
-        return _LETTERS.get(letter, letter)
-    code = int(match["x"] or match["u"] or match["U"], 16)
-    return chr(code) if code <= 0x10FFFF else "\ufffd"
-
-
 # The search. A character is hidden when it lies in a window of the text, as long as a piece or as a
 # short value, that a value contains. A text has few windows and they are known beforehand, so that
 # each step through a value costs a look into a set, however large or repetitive the value is.
@@ -206,7 +156,7 @@ def _meaning(match: re.Match[str]) -> str:
 
 def _hidden(text: str, values: Masker) -> bytearray:
     """For every character of the text, 1 where a value shows."""
-    views = list(_views(text))
+    views = list(readings(text))
     found = _found(views, values)
     hidden = bytearray(len(text))
     for view in views:
@@ -218,7 +168,7 @@ def _hidden(text: str, values: Masker) -> bytearray:
     return hidden
 
 
-def _found(views: Sequence[_View], values: Masker) -> set[str]:
+def _found(views: Sequence[Reading], values: Masker) -> set[str]:
     """The windows of a text that values show."""
     long = values.long
     if long is None or len(long) * sum(len(view.text) for view in views) > _PRODUCT:
@@ -232,14 +182,14 @@ def _found(views: Sequence[_View], values: Masker) -> set[str]:
     return found
 
 
-def _windows(view: _View, length: int) -> Iterator[str]:
+def _windows(view: Reading, length: int) -> Iterator[str]:
     return (view.text[at : at + length] for at in range(len(view.text) - length + 1))
 
 
 class _Search:
     """The windows of a text that values show; a piece's window is looked for until it is found."""
 
-    def __init__(self, views: Iterable[_View]) -> None:
+    def __init__(self, views: Iterable[Reading]) -> None:
         self.found: set[str] = set()
         self._whole = {
             length: {window for view in views for window in _windows(view, length)}
@@ -377,6 +327,7 @@ def _numerals(value: int | float | Decimal) -> Iterator[str]:
     """Without the sign, which a text may set apart."""
     if isinstance(value, int):
         yield int.__repr__(value).lstrip("-")
+        yield f"{abs(int(value)):,}"
         return
     yield (float.__repr__(value) if isinstance(value, float) else str(value)).lstrip("-")
     if isinstance(value, float) and value.is_integer():

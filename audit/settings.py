@@ -156,6 +156,15 @@ def _flag(raw: object) -> bool:
     raise ValueError("takes true or false")
 
 
+def _hash_keys(raw: object) -> KeyRing:
+    ring = KeyRing.parse(raw)
+    if any(key.personas for key in ring.keys):
+        raise ValueError(
+            "takes keys limited to tenants, not to personas: a hash tells of no caller"
+        )
+    return ring
+
+
 def _origin(raw: object) -> str:
     text = _text(raw)
     if "+" in text or text.endswith("/") or not text.isprintable() or len(text.split()) > 1:
@@ -179,7 +188,7 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "max_deaths": ("AUDIT_MAX_DEATHS", _count),
     "context_keys": ("AUDIT_CONTEXT_KEYS", KeyRing.parse),
     "context_max_age": ("AUDIT_CONTEXT_MAX_AGE", _age),
-    "hash_keys": ("AUDIT_HASH_KEYS", KeyRing.parse),
+    "hash_keys": ("AUDIT_HASH_KEYS", _hash_keys),
     "redact_logs": ("AUDIT_REDACT_LOGS", _flag),
     "ledger_dir": ("AUDIT_LEDGER_DIR", _text),
     "ledger_origin": ("AUDIT_LEDGER_ORIGIN", _origin),

@@ -1,10 +1,10 @@
-"""The proof of a context: a signature over who calls, what is called, and what is sent.
+"""The proof of a context: a signature over all that a message says.
 
 Whoever publishes signs with a key of ``audit_context_keys``; the worker verifies before it
 dispatches. What is guaranteed:
 
-* a signature holds for one task id, one skill, one caller, one attempt and one serialized body: any
-  of them altered, or the whole of it under another id, and it does not hold any more;
+* a signature holds for one serialized body and the headers around it: any of them altered, added or
+  taken away, and it does not hold any more (:data:`UNSIGNED` names the few it does not cover);
 * a key proves what it is allowed to prove, on both ends;
 * whatever stands in the headers, the answer is a key's id or an
   :class:`~audit.errors.UnprovenContextError`, and no text repeats what stood there.
@@ -18,11 +18,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from json import JSONEncoder
-from typing import Final
+from operator import itemgetter
+from typing import Any, Final
 
+from audit.context import PERSONA_HEADER, TENANT_HEADER
 from audit.errors import (
     ExpiredContextError,
     InvalidInvocationContext,
@@ -33,68 +36,70 @@ from audit.keys import Key, KeyRing
 #: The message header of the proof.
 SIGNATURE_HEADER: Final = "audit_signature"
 
+#: Headers that are not signed: the signature, and what comes to a message after it was signed.
+#: kombu compresses a body as it sends it (what is signed is the body before), and marks what Redis
+#: delivers again; nothing that a worker publishes follows from either.
+UNSIGNED: Final = frozenset({SIGNATURE_HEADER, "compression", "redelivered"})
+#: Nor are these: brokers count deliveries in them, and note where a message has been (``x-death``).
+UNSIGNED_PREFIX: Final = "x-"
+
+_ETA_HEADER: Final = "eta"
 _SIGNATURE: Final = re.compile(
     r"1:(?P<key>[A-Za-z0-9._-]{1,64}):(?P<issued>0|[1-9][0-9]{0,11}):(?P<mac>[0-9a-f]{64})"
 )
 _PREFIX: Final = "audit-context-1:"
-_TEXTS: Final = (
-    "task_id",
-    "skill_id",
-    "persona",
-    "tenant_id",
-    "trace_id",
-    "parent_request_id",
-    "on_behalf_of",
-    "eta",
-    "content_type",
-    "content_encoding",
-)
-_MAX_ATTEMPT: Final = 2**31 - 1
-_spell: Final = JSONEncoder(separators=(",", ":")).encode
+_spell: Final = JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """What a signature vouches for; ``None`` where the message does not say.
+    """What a signature vouches for.
 
     Attributes:
-        task_id: Celery's id of the message.
-        skill_id: the Celery name of the task.
-        persona: who calls.
-        tenant_id: for whom.
-        trace_id: in which W3C trace.
-        parent_request_id: the invocation that publishes.
-        on_behalf_of: the human behind the persona.
-        attempt: Celery's ``retries``.
-        eta: not to run before, as the message has it: ISO 8601; UTC where it names no zone.
+        headers: all that the message has; a tuple in there is a list.
         content_type: how the body is to be read.
         content_encoding: likewise.
         body: the serialized message body: arguments, callbacks, errbacks, chain, chord.
     """
 
-    task_id: str | None
-    skill_id: str | None
-    persona: str | None
-    tenant_id: str | None
-    trace_id: str | None
-    parent_request_id: str | None
-    on_behalf_of: str | None
-    attempt: int
-    eta: str | None
+    headers: Mapping[str, Any]
     content_type: str | None
     content_encoding: str | None
     body: bytes
+
+    @property
+    def persona(self) -> str | None:
+        """Who calls."""
+        persona: str | None = self.headers.get(PERSONA_HEADER)
+        return persona
+
+    @property
+    def tenant_id(self) -> str | None:
+        """For whom."""
+        tenant_id: str | None = self.headers.get(TENANT_HEADER)
+        return tenant_id
+
+    @property
+    def eta(self) -> str | None:
+        """Not to run before: ISO 8601; UTC where it names no zone."""
+        eta: str | None = self.headers.get(_ETA_HEADER)
+        return eta
 
 
 def sign(keys: KeyRing, claim: Claim, now: float) -> str:
     """The value of :data:`SIGNATURE_HEADER`: ``1:<key id>:<issued at, unix seconds>:<64 hex>``.
 
     Raises:
-        InvalidInvocationContext: no key may sign for this caller, or a part of the claim is of a
-            type that does not come out of a message as it went in.
+        InvalidInvocationContext: no key may sign for this caller, or a part of the claim does
+            not come out of a message as it went in.
     """
     if misfit := _misfit(claim):
         raise InvalidInvocationContext(f"{misfit} of the message cannot be signed: {_EXPECTED}")
+    content = _content(claim)
+    if content is None:
+        raise InvalidInvocationContext(
+            f"a header ({_unspeakable(claim.headers)}) of the message cannot be signed: {_JSON}"
+        )
     key = keys.first_for(claim.tenant_id or "", claim.persona or "")
     if key is None:
         raise InvalidInvocationContext(
@@ -102,7 +107,7 @@ def sign(keys: KeyRing, claim: Claim, now: float) -> str:
             " persona: look at the tenants and personas of its keys"
         )
     issued = int(now)
-    return f"1:{key.key_id}:{issued}:{_mac(key, issued, claim)}"
+    return f"1:{key.key_id}:{issued}:{_mac(key, issued, content)}"
 
 
 def verify(keys: KeyRing, claim: Claim, header: object, now: float, max_age: float) -> str:
@@ -123,7 +128,10 @@ def verify(keys: KeyRing, claim: Claim, header: object, now: float, max_age: flo
     key, issued, mac = _parts(keys, header)
     if misfit := _misfit(claim):
         raise UnprovenContextError(f"{misfit} of the message was never signed: {_EXPECTED}")
-    if not hmac.compare_digest(mac, _mac(key, issued, claim)):
+    content = _content(claim)
+    if content is None:
+        raise UnprovenContextError(f"a header of the message was never signed: {_JSON}")
+    if not hmac.compare_digest(mac, _mac(key, issued, content)):
         raise UnprovenContextError(
             "the signature is not of this message: it was altered, or sent again under another id"
         )
@@ -136,42 +144,53 @@ def verify(keys: KeyRing, claim: Claim, header: object, now: float, max_age: flo
     return key.key_id
 
 
-_EXPECTED: Final = "texts must be text or none, the attempt a small whole number, the body bytes"
+_EXPECTED: Final = "texts must be text or none, the body bytes"
+_JSON: Final = "names of headers must be text, their values JSON"
+_NO_JSON: Final = (AttributeError, TypeError, ValueError, RecursionError)
+_BY_NAME: Final = itemgetter(0)
 
 
 def _misfit(claim: Claim) -> str | None:
-    """The field that is of another type than its annotation: headers can hold anything."""
-    for name in _TEXTS:
+    """The part that is of another type than its annotation: a message can hold anything."""
+    headers: object = claim.headers
+    if not isinstance(headers, Mapping):
+        return "headers"
+    for name in ("persona", "tenant_id", "eta", "content_type", "content_encoding"):
         value = getattr(claim, name)
         if value is not None and not isinstance(value, str):
             return name
-    attempt: object = claim.attempt
-    if type(attempt) is not int or not 0 <= attempt <= _MAX_ATTEMPT:
-        return "attempt"
     body: object = claim.body
     return None if isinstance(body, bytes) else "body"
 
 
-def _mac(key: Key, issued: int, claim: Claim) -> str:
-    signed = _spell(
-        [
-            key.key_id,
-            issued,
-            claim.task_id,
-            claim.skill_id,
-            claim.persona,
-            claim.tenant_id,
-            claim.trace_id,
-            claim.parent_request_id,
-            claim.on_behalf_of,
-            claim.attempt,
-            claim.eta,
-            claim.content_type,
-            claim.content_encoding,
-            hashlib.sha256(claim.body).hexdigest(),
+def _content(claim: Claim) -> str | None:
+    """What is signed beside key and time; ``None`` where a header has no JSON form."""
+    try:
+        headers = [
+            pair
+            for pair in claim.headers.items()
+            if pair[0] not in UNSIGNED and not pair[0].startswith(UNSIGNED_PREFIX)
         ]
-    )
-    return hmac.digest(key.secret, f"{_PREFIX}{signed}".encode("ascii"), "sha256").hex()
+        headers.sort(key=_BY_NAME)
+        digest = hashlib.sha256(claim.body).hexdigest()
+        return _spell([claim.content_type, claim.content_encoding, digest, headers])
+    except _NO_JSON:
+        return None
+
+
+def _unspeakable(headers: Mapping[str, Any]) -> str:
+    """The name of a header that has no JSON form."""
+    for name, value in headers.items():
+        try:
+            _spell(value)
+        except _NO_JSON:
+            return repr(name)
+    return "its name"
+
+
+def _mac(key: Key, issued: int, content: str) -> str:
+    signed = f"{_PREFIX}[{_spell(key.key_id)},{issued},{content[1:]}"
+    return hmac.digest(key.secret, signed.encode("ascii"), "sha256").hex()
 
 
 def _parts(keys: KeyRing, header: object) -> tuple[Key, int, str]:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import click
 from rich.console import Console
 
 from audit.errors import MemoryUrlError
+from audit.ledger.archive import Archive, read_through
+from audit.ledger.folder import LedgerFolder
 from audit.memory import AuditMemory, open_memory
+from audit.memory.base import RowFilter
 from audit.row import AuditRow
 from audit.settings import AuditSettings
 from audit.table import Column, Table, clean
@@ -47,6 +51,14 @@ def memory_of(ctx: click.Context) -> AuditMemory:
         raise click.BadParameter(clean(str(error)), param_hint="'--memory'") from error
     ctx.call_on_close(memory.close)
     return memory
+
+
+def stored_rows(ctx: click.Context, wanted: RowFilter) -> Iterator[AuditRow]:
+    """The rows that pass, from the ledger where they were trimmed from the memory."""
+    memory, folder = memory_of(ctx), settings_of(ctx).ledger_dir
+    if folder is None:
+        return memory.select(wanted)
+    return read_through(memory, Archive(LedgerFolder(Path(folder))), wanted)
 
 
 # --- printing -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ one to the next.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -47,6 +48,10 @@ _HEADERS: Final = (
 )
 
 
+#: How much is kept of what an invocation hides later: its body may call skills in a loop.
+HIDDEN_LATER: Final = 64
+
+
 class ChildState:
     """What the process that runs the body knows of one invocation.
 
@@ -54,22 +59,24 @@ class ChildState:
         invocation: the state machine.
         inherited: the context of everything the invocation publishes.
         outside: the context that was in force when the message was received here.
-        values: what no text may show: its arguments, and those of the invocation it is called in.
+        values: what no text may show: its arguments and result, what calls in its body were given
+            and returned, and all that of the invocation it is called in.
         type_only: texts of errors are left out altogether.
         args_shown, result_shown: the hashes as Celery shows them in the place of values.
     """
 
     __slots__ = (
+        "_beside",
+        "_later",
+        "_masker",
+        "_values",
         "args_shown",
         "inherited",
         "invocation",
         "outside",
         "result_shown",
         "type_only",
-        "values",
     )
-
-    values: Masker
 
     def __init__(
         self,
@@ -84,10 +91,25 @@ class ChildState:
         self.invocation = invocation
         self.inherited = inherited
         self.outside = find_context()
-        self.values = Masker(values, outer.values if outer is not None else None)
         self.type_only = type_only
         self.args_shown = args_shown
         self.result_shown: str | None = None
+        self._values = values
+        self._later: deque[object] = deque(maxlen=HIDDEN_LATER)
+        self._beside = outer.values if outer is not None else None
+        self._masker: Masker | None = None
+
+    @property
+    def values(self) -> Masker:
+        """What no text may show."""
+        if self._masker is None:
+            self._masker = Masker([*self._values, *self._later], self._beside)
+        return self._masker
+
+    def hide(self, *values: object) -> None:
+        """From here on no text may show these either; of many the last ones count."""
+        self._later.extend(values)
+        self._masker = None
 
 
 #: The invocation that this thread, greenlet or asyncio task runs.

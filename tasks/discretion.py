@@ -68,9 +68,21 @@ def error_of(skill: Any, state: ChildState, error: BaseException) -> BaseExcepti
             error.__cause__ = error.__context__ = None
     else:
         seen = isinstance(error, Exception) and not isinstance(error, Ignore | Reject)
-    if not (seen or skill.request_stack.top.is_eager):
-        mask_error(error, state.values, type_only=state.type_only)
+    if seen or skill.request_stack.top.is_eager:
+        return error
+    mask_error(error, state.values, type_only=state.type_only)
+    if not isinstance(error, Exception) and _still_shows(error, state):
+        return stand_in(error, state.values, type_only=state.type_only)
     return error
+
+
+def _still_shows(error: BaseException, state: ChildState) -> bool:
+    """Whether an error prints something else than its arguments, which have been masked."""
+    try:
+        told = f"{error!s}\n{error!r}"
+    except Exception:  # then Celery's log cannot print it either
+        return True
+    return state.values.mask(told) != told
 
 
 def mask_failure(skill: Any, info: Any, args: Any, kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """Contexts that are proven: signed where a message is published, verified where one is received.
 
-What is signed is the serialized body, as it goes to the broker, beside the headers that say who
-calls what. It is signed last of all, after every receiver of ``before_task_publish``, and verified
+What is signed is the serialized body, as it goes to the broker, and every header. It is signed last
+of all, after every receiver of ``before_task_publish``, and verified
 by the worker's main process before anything of the message is used. What came of that stands in a
 header that no message can bring along: :class:`Verifying` puts it there, and takes out of the
 message whatever else could pass for it. Decision 13.
@@ -16,15 +16,7 @@ from typing import Any, Final
 from kombu.serialization import dumps
 from kombu.utils.imports import symbol_by_name
 
-from audit.context import (
-    ON_BEHALF_HEADER,
-    PARENT_HEADER,
-    PERSONA_HEADER,
-    TENANT_HEADER,
-    TRACE_HEADER,
-    InvocationContext,
-    Trace,
-)
+from audit.context import PERSONA_HEADER, TENANT_HEADER, InvocationContext
 from audit.errors import ExpiredContextError, MissingInvocationContext, UnprovenContextError
 from audit.keys import KeyRing
 from audit.settings import AuditSettings
@@ -75,23 +67,30 @@ class SigningProducer:
         return self._producer.publish(payload, *args, headers=headers, **options)
 
 
-def proof_of(message: Any, headers: Mapping[str, Any], settings: AuditSettings) -> list[str] | None:
+def proof_of(
+    message: Any, used: Mapping[str, Any], settings: AuditSettings, *, as_sent: bool = True
+) -> list[str] | None:
     """What comes of verifying a received message, for :data:`PROOF_HEADER`; ``None`` without keys.
 
     Args:
-        message: kombu's message.
-        headers: the headers that are used of it.
+        message: kombu's message; its own headers are verified, which nobody has changed.
+        used: the headers that are used of it.
         settings: the keys, and how long a proof holds.
+        as_sent: whether those are the message's own. Celery takes some of other protocols out of
+            the body, and over them nothing was signed.
     """
     keys = settings.context_keys
     if not keys:
         return None
-    if headers.get(PERSONA_HEADER) is None or headers.get(TENANT_HEADER) is None:
+    if used.get(PERSONA_HEADER) is None or used.get(TENANT_HEADER) is None:
         return [_NOBODY, ""]
+    if not as_sent:
+        return [_UNPROVEN, "only messages of task protocol 2 can be proven"]
+    headers = message.headers
     claim = _claim(headers, message.content_type, message.content_encoding, message.body)
-    header = headers.get(SIGNATURE_HEADER)
+    signature = headers.get(SIGNATURE_HEADER)
     try:
-        return [_PROVEN, verify(keys, claim, header, time.time(), settings.context_max_age)]
+        return [_PROVEN, verify(keys, claim, signature, time.time(), settings.context_max_age)]
     except UnprovenContextError as error:
         word = _EXPIRED if isinstance(error, ExpiredContextError) else _UNPROVEN
         return [word, str(error)]
@@ -164,17 +163,8 @@ def _proof(message: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _claim(headers: Mapping[str, Any], kind: Any, encoding: Any, body: Any) -> Claim:
-    place = Trace.parse(headers.get(TRACE_HEADER))
     return Claim(
-        task_id=headers.get("id"),
-        skill_id=headers.get("task"),
-        persona=headers.get(PERSONA_HEADER),
-        tenant_id=headers.get(TENANT_HEADER),
-        trace_id=place.trace_id if place is not None else None,
-        parent_request_id=headers.get(PARENT_HEADER),
-        on_behalf_of=headers.get(ON_BEHALF_HEADER),
-        attempt=headers.get("retries", 0),
-        eta=headers.get("eta"),
+        headers=headers,
         content_type=kind,
         content_encoding=encoding,
         body=_bytes(body, encoding),

@@ -177,6 +177,7 @@ class SkillRequest(DiscreetRequest):
         for name in CONTEXT_HEADERS:
             headers.pop(name, None)
         headers.update(args=[], kwargs={}, eta=None, expires=None, timelimit=[None, None])
+        headers.update(stamped_headers=None, stamps=None)  # options of whatever is published
 
     def _close(self, error: BaseException) -> None:
         """Put on record what was seen from outside; whoever closed before stays first."""
@@ -246,7 +247,8 @@ class SkillRequest(DiscreetRequest):
 def _verify(request: Request) -> None:
     """Leave what comes of verifying a message where the process that runs the body finds it."""
     headers, message = request._request_dict, request._message
-    proof = proof_of(message, headers, runtime_of(request.app).settings)
+    settings = runtime_of(request.app).settings
+    proof = proof_of(message, headers, settings, as_sent=not request._decoded)
     if proof is None:
         headers.pop(PROOF_HEADER, None)
         return

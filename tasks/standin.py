@@ -20,7 +20,7 @@ from celery.exceptions import Reject, Retry, TaskPredicate
 from audit.masking import Masker, error_text
 
 
-class StandIn(Exception):
+class Prints:
     """Prints as another error would, masked.
 
     In the process where that one was raised, ``isinstance`` takes it for one of the same class
@@ -28,6 +28,7 @@ class StandIn(Exception):
     travels to another process.
     """
 
+    args: tuple[Any, ...]
     original: BaseException | None = None
 
     #: Whoever formats what ``isinstance`` takes for a group asks for its members: none are told.
@@ -45,7 +46,17 @@ class StandIn(Exception):
         return f"{type(self).__qualname__}({text!r})" if text else f"{type(self).__qualname__}()"
 
     def __reduce__(self) -> Any:
-        return _revived, (type(self).__module__, type(self).__qualname__, str(self))
+        kind = type(self)
+        panic = not issubclass(kind, Exception)
+        return _revived, (kind.__module__, kind.__qualname__, str(self), panic)
+
+
+class StandIn(Prints, Exception):
+    """In the place of an error."""
+
+
+class PanicStandIn(Prints, BaseException):
+    """In the place of what is no :class:`Exception`, and must go on as such."""
 
 
 def stand_in(
@@ -62,13 +73,14 @@ def stand_in(
         return error
     kind = type(error)
     text = error_text(error, values, type_only=type_only)
-    found = _revived(str(kind.__module__), kind.__qualname__, text)
-    found.original = error
+    panic = not issubclass(kind, Exception)
+    found: BaseException = _revived(str(kind.__module__), kind.__qualname__, text, panic)
+    found.original = error  # type: ignore[attr-defined]
     return found.with_traceback(error.__traceback__)
 
 
 def is_stand_in(error: object) -> bool:
-    return issubclass(type(error), StandIn)
+    return issubclass(type(error), Prints)
 
 
 def unwrapped(error: Any) -> Any:
@@ -128,11 +140,12 @@ def mask_error(
     vars(error).pop("__notes__", None)
 
 
-def _revived(module: str, qualname: str, text: str) -> StandIn:
-    return _class(module, qualname)(text)
+def _revived(module: str, qualname: str, text: str, panic: bool) -> Any:
+    return _class(module, qualname, panic)(text)
 
 
 @lru_cache(maxsize=1024)
-def _class(module: str, qualname: str) -> type[StandIn]:
+def _class(module: str, qualname: str, panic: bool) -> Any:
     """A class that prints as another; told by name, for it may not exist in this process."""
-    return type(qualname, (StandIn,), {"__module__": module, "__qualname__": qualname})
+    base = PanicStandIn if panic else StandIn
+    return type(qualname, (base,), {"__module__": module, "__qualname__": qualname})

@@ -43,6 +43,7 @@ from tasks.caller import (
     context_headers,
     one_task,
     publishing_context,
+    running,
     runs,
 )
 from tasks.coroutine import run_to_its_end
@@ -196,6 +197,18 @@ class SkillTask(Task):
         self._close_if_open(child_state(self.request_stack.top), retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
+    def retry(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """Called by a body; Celery quotes the next attempt's arguments when there is none left.
+
+        Raises:
+            Retry: the message was published again.
+            Exception: ``exc``, or MaxRetriesExceededError, when there is no attempt left.
+        """
+        state = child_state(self.request_stack.top)
+        if state is not None:
+            state.hide(*values_of(args, kwargs))
+        return super().retry(args, kwargs, *rest, **options)
+
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """Run eagerly. Without a caller this raises here, as publishing would.
 
@@ -238,7 +251,10 @@ class SkillTask(Task):
         try:
             with one_task(nested=True):
                 state = self._start(request, args, kwargs, lambda: context)
-                return self._perform(state, args, kwargs)
+                result = self._perform(state, args, kwargs)
+            if (around := running()) is not None:
+                around.hide(*values_of(args, kwargs), result)
+            return result
         except BaseException as error:
             self._close_if_open(child_state(request), error)
             raise
@@ -355,6 +371,7 @@ class SkillTask(Task):
             invocation.close(self._ending(state, error, Reason.UNCANONICAL_RESULT))
             raise
         state.result_shown = shown(result_hash)
+        state.hide(result)
         reason = Reason.RETURNED_AFTER_SOFT_LIMIT if swallowed else Reason.RETURNED
         invocation.close(Ending(reason=reason, result_hash=result_hash))
 

@@ -6,7 +6,8 @@ import logging
 from contextlib import suppress
 from typing import Any, Final
 
-from celery import Task, bootsteps
+from celery import bootsteps
+from kombu.utils.imports import symbol_by_name
 
 from audit.errors import (
     AuditMemoryError,
@@ -21,16 +22,11 @@ from audit.memory import AuditMemory
 from audit.spool import Spool
 from tasks import redaction, telemetry
 from tasks.amqp import require_protocol_2
-from tasks.caller import is_built_in, is_skill
-from tasks.discretion import make_discreet
-from tasks.proof import verifies
+from tasks.consumer import steady
+from tasks.reception import give_requests
 from tasks.runtime import runtime_of
 
 logger: Final = logging.getLogger("audit")
-
-#: How a worker receives Celery's own tasks, and where it has keys, plain ones.
-DISCREET: Final = "tasks.request:DiscreetRequest"
-CARRYING: Final = "tasks.request:CarryingRequest"
 
 
 class AuditStep(bootsteps.StartStopStep):
@@ -58,7 +54,9 @@ class AuditStep(bootsteps.StartStopStep):
             require_protocol_2(parent.app)
             if runtime.settings.redact_logs:
                 redaction.install()
-            _receive(parent.app, proven=bool(runtime.settings.context_keys))
+            give_requests(parent.app, proven=bool(runtime.settings.context_keys))
+            # Bootsteps are made in two rounds: the consumer is, after all have been here.
+            parent.consumer_cls = steady(symbol_by_name(parent.consumer_cls))
             runtime.spool.check()
             _check(runtime.memory)
         except MemoryUnavailableError as error:
@@ -80,27 +78,6 @@ class AuditStep(bootsteps.StartStopStep):
 
     def stop(self, parent: Any) -> None:
         """The lease is given back when the process ends, after the pool has."""
-
-
-def _receive(app: Any, *, proven: bool) -> None:
-    """How messages are received, where that must be another way than Celery's.
-
-    What a plain task publishes inherits the context of its message: that must be proven too. A
-    plain task with a request class of its own, and one declared later, carry no context.
-
-    Raises:
-        SkillDefinitionError: a skill has a request class that does not verify.
-    """
-    for task in app.tasks.values():
-        if is_built_in(task):
-            make_discreet(task)
-            task.Request = DISCREET
-        elif proven and task.Request == Task.Request:
-            task.Request = CARRYING
-        if is_skill(task) and not verifies(task):
-            raise SkillDefinitionError(
-                f"skill {task.name}: its Request must be a subclass of SkillRequest"
-            )
 
 
 def _say_what_is_proven(keys: KeyRing) -> None:

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from audit.errors import CheckpointError, NoteSignatureError
+from audit.errors import CheckpointError, NoteKeyError, NoteSignatureError
 from audit.keys import MIN_SECRET
 from audit.ledger.cosignature import Cosignature
 from audit.ledger.merkle import HASH_SIZE, MAX_SIZE
-from audit.ledger.note import Note, open_note, sign_note
+from audit.ledger.note import Note, OpenedNote, open_note, sign_note
 from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
 from audit.ledger.text import decode_base64, decode_decimal, encode_base64, is_key_name
 
@@ -128,11 +128,12 @@ def open_checkpoint(
     Raises:
         NoteError: this is no note, or a known key's signature does not hold.
         NoteSignatureError: no key of the log has signed.
+        NoteKeyError: a witness's key stands among those of the log, or the other way round.
         CheckpointError: it is no checkpoint, or that of another log.
     """
-    logs = [key for key in log_keys if key.algorithm is Algorithm.ED25519]
-    keys = [*logs, *(key for key in witnesses if key.algorithm is Algorithm.COSIGNATURE)]
-    opened = open_note(raw, keys)
+    logs = _of_kind(Algorithm.ED25519, log_keys)
+    cosigners = _of_kind(Algorithm.COSIGNATURE, witnesses)
+    opened = open_note(raw, [*logs, *cosigners])
     signed = {signature.key for signature in opened.signatures}
     signed_by = tuple(key for key in logs if (key.name, key.key_id) in signed)
     if not signed_by:
@@ -140,14 +141,29 @@ def open_checkpoint(
     checkpoint = Checkpoint.parse(opened.text)
     if checkpoint.origin != origin:
         raise CheckpointError(f"the checkpoint is of the log {checkpoint.origin}, not of {origin}")
-    by_id = {(key.name, key.key_id): key for key in keys}
-    cosigned = tuple(
+    return OpenedCheckpoint(checkpoint, opened.note, signed_by, _cosigned(opened, cosigners))
+
+
+def _of_kind(kind: Algorithm, keys: Iterable[VerifierKey]) -> list[VerifierKey]:
+    """The keys; one that could never verify anything in this place is a mistake."""
+    listed = list(keys)
+    for key in listed:
+        if key.algorithm is not kind:
+            raise NoteKeyError(
+                f"{key.name} has a key of the kind {key.algorithm.name} where one of"
+                f" the kind {kind.name} is needed"
+            )
+    return listed
+
+
+def _cosigned(opened: OpenedNote, cosigners: list[VerifierKey]) -> tuple[Cosigned, ...]:
+    by_id = {(key.name, key.key_id): key for key in cosigners}
+    return tuple(
         Cosigned(by_id[signature.key], cosignature.timestamp)
         for signature in opened.signatures
-        if by_id[signature.key].algorithm is Algorithm.COSIGNATURE
+        if signature.key in by_id
         and (cosignature := Cosignature.parse(signature.signature)) is not None
     )
-    return OpenedCheckpoint(checkpoint, opened.note, signed_by, cosigned)
 
 
 def origin_of(prefix: str, tenant_id: str, secret: bytes) -> str:

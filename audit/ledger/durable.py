@@ -40,14 +40,20 @@ def replace_file(path: Path, content: bytes, *, mode: int = FILE_MODE) -> None:
 
 
 def name_files(
-    unnamed: Path, files: Sequence[tuple[Path, bytes]], *, replace: bool = False
+    unnamed: Path,
+    files: Sequence[tuple[Path, bytes]],
+    *,
+    replace: bool = False,
+    flushed: set[Path] | None = None,
 ) -> Path | None:
     """Write many files, side by side.
 
     Args:
-        unnamed: a folder on the same disk in which they are written before they have their names.
+        unnamed: a folder in which they are written before they have their names; all of them lie
+            below the folder that it lies in.
         files: where each goes, and what it holds.
         replace: whether a file may take the place of one with other bytes.
+        flushed: folders that this process has flushed; those of these files are added.
 
     Returns:
         the first path at which other bytes were found; then those behind it are not written.
@@ -57,11 +63,29 @@ def name_files(
     """
     for folder in dict.fromkeys([unnamed, *(path.parent for path, _ in files)]):
         make_folder(folder)
+    found = None
     for start in range(0, len(files), _MANY):
         found = _name_some(unnamed, files[start : start + _MANY], replace)
         if found is not None:
-            return found
-    return None
+            break
+    known = set() if flushed is None else flushed
+    folders = _to_flush([path for path, _ in files], unnamed.parent.parent, known)
+    _side_by_side(flush_folder, folders)
+    known |= folders
+    return found
+
+
+def _to_flush(paths: Iterable[Path], top: Path, flushed: set[Path]) -> set[Path]:
+    """The folders that files lie in, up to ``top``.
+
+    Whoever made one may have crashed before its name was durable, so each is flushed once; after
+    that only where names come and go, in a file's own folder and in the one above.
+    """
+    folders: set[Path] = set()
+    for parent in {path.parent for path in paths}:
+        above = [parent, *parent.parents[: parent.parents.index(top) + 1]]
+        folders |= {folder for folder in above[2:] if folder not in flushed} | set(above[:2])
+    return folders
 
 
 def _name_some(unnamed: Path, files: Sequence[tuple[Path, bytes]], replace: bool) -> Path | None:
@@ -75,7 +99,6 @@ def _name_some(unnamed: Path, files: Sequence[tuple[Path, bytes]], replace: bool
     finally:
         for source in written:
             source.unlink(missing_ok=True)
-        _side_by_side(flush_folder, dict.fromkeys(path.parent for path, _ in files))
 
 
 def _write_all(files: Sequence[tuple[Path, bytes]]) -> None:

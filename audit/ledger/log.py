@@ -43,6 +43,7 @@ class LogFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.tiles = TileDirectory(root)
+        self._flushed: set[Path] = set()
 
     # --- the checkpoint -----------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ class LogFolder:
         files = [(self.root / tile.to_path(), content) for tile, content in tiles]
         files += [(self._positions(tile), _lines(lines)) for tile, lines in positions]
         with errors_of_folder(self.root):
-            found = name_files(self.root / UNNAMED, files, replace=replace)
+            found = name_files(self.root / UNNAMED, files, replace=replace, flushed=self._flushed)
         if found is not None:
             raise TileConflictError(
                 f"{found.relative_to(self.root)} in {self.root} holds other bytes and was left"

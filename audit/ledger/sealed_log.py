@@ -101,7 +101,7 @@ def order(position: str) -> tuple[int, ...]:
         LedgerDamagedError: it is no position.
     """
     parts = position.split("-")
-    if not all(part.isascii() and part.isdecimal() for part in parts):
+    if not all(part.isdecimal() for part in parts):
         raise LedgerDamagedError(
             "a memory position is a number, or several with a dash between them"
         )

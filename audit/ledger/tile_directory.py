@@ -2,7 +2,7 @@
 
 What is guaranteed: a tile is there whole and durable, or not at all, wherever a crash strikes: it
 is written under a name that nobody reads, flushed, given its name, and the folders are flushed as
-well before :meth:`TileDirectory.write` returns. A tile that is there is never overwritten with
+well before :meth:`TileDirectory.write_all` returns. A tile that is there is never overwritten with
 other bytes, not by another process at the same moment either. Writing the same bytes again does no
 harm, so whoever crashed simply does its work again.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -46,6 +46,7 @@ class TileDirectory:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._flushed: set[Path] = set()
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -85,30 +86,32 @@ class TileDirectory:
     # --- writing ------------------------------------------------------------------------------
 
     def write(self, tile: Tile, content: bytes, *, replace: bool = False) -> None:
-        """Make a tile or bundle durable.
+        """Make one tile or bundle durable; as in :meth:`write_all`."""
+        self.write_all([(tile, content)], replace=replace)
+
+    def write_all(self, tiles: Iterable[tuple[Tile, bytes]], *, replace: bool = False) -> None:
+        """Make tiles and bundles durable, flushing each folder once.
 
         Args:
-            tile: which.
-            content: what it holds.
+            tiles: which, and what they hold; taken one by one, so they need not fit in memory.
             replace: whether a partial tile may take the place of another one of its width; for
                 whoever knows that no checkpoint covers that. A full tile is never replaced.
 
         Raises:
-            TileConflictError: it is there with other bytes; nothing was changed.
-            TileError: the content is malformed, or the disk does not take it.
+            TileConflictError: one is there with other bytes, and was left alone.
+            TileError: a content is malformed, or the disk does not take it. In either case those
+                before it may have been written, durably or not.
         """
-        check_content(tile, content)
-        path = self.root / tile.to_path()
-        unnamed = self.root / UNNAMED / uuid4().hex
+        folders: set[Path] = set()
+        for tile, content in tiles:
+            check_content(tile, content)
+            with self._errors_of_ours():
+                path = self._write_one(tile, content, replace and not tile.is_full)
+            folders.update(self._to_flush(path))
         with self._errors_of_ours():
-            make_folder(unnamed.parent)
-            make_folder(path.parent)
-            try:
-                write_file(unnamed, content)
-                self._name(unnamed, path, tile, content, replace and not tile.is_full)
-            finally:
-                unnamed.unlink(missing_ok=True)
-            flush_folder(path.parent)
+            for folder in folders:
+                flush_folder(folder)
+        self._flushed |= {folder for folder in folders if folder.suffix != ".p"}
 
     def drop_partials(self, tile: Tile) -> None:
         """Remove the partial tiles in the place of a full one.
@@ -151,6 +154,28 @@ class TileDirectory:
             return None
         except OSError as error:
             raise TileError(f"{tile.to_path()} cannot be read: {error.strerror}") from error
+
+    def _to_flush(self, path: Path) -> set[Path]:
+        """The folders that a tile just written lies in, up to the one with the log.
+
+        Whoever made one may have crashed before that was durable, so each is flushed once; after
+        that only where names come and go, in the tile's own folder and, for a partial one, above.
+        """
+        above = path.parents[: path.parents.index(self.root.parent) + 1]
+        return {folder for folder in above[2:] if folder not in self._flushed} | set(above[:2])
+
+    def _write_one(self, tile: Tile, content: bytes, replace: bool) -> Path:
+        """Write and name a tile; the folders that it lies in are still to be flushed."""
+        path = self.root / tile.to_path()
+        unnamed = self.root / UNNAMED / uuid4().hex
+        for folder in (unnamed.parent, path.parent):
+            make_folder(folder)
+        try:
+            write_file(unnamed, content)
+            self._name(unnamed, path, tile, content, replace)
+        finally:
+            unnamed.unlink(missing_ok=True)
+        return path
 
     def _name(self, unnamed: Path, path: Path, tile: Tile, content: bytes, replace: bool) -> None:
         try:

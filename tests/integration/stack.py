@@ -32,12 +32,13 @@ class Worker:
         self.log = stack.directory / f"worker-{len(stack.workers)}.log"
         app = conf.pop("app", "tests.integration.worker_app")
         level = conf.pop("level", "INFO")
+        packages = conf.pop("packages", ())
         environ = {
             **os.environ,
             **stack.environ,
             **conf.pop("environ", {}),
             "WORKER_CONF": json.dumps(conf),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *packages))),
         }
         command = [sys.executable, "-m", "celery", "-A", app, "worker"]
         command += ["-P", pool, "-c", str(concurrency), "-l", level, "-E"]

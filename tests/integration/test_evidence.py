@@ -155,6 +155,11 @@ def test_each_row_of_an_invocation_is_proven(ledger: Ledger, memory: AuditMemory
         for row in files[::2]:
             proof = TlogProof.parse(row.with_suffix(".tlog-proof").read_bytes())
             proof.verify(row.read_bytes(), origin, ledger.keys.verifiers_of(origin))
+    before = ledger.run("prove", request_ids[0], "-o", "hot")
+    milliseconds = str(memory.last_position(TENANT)).partition("-")[0]
+    assert memory.trim(TENANT, f"{int(milliseconds) + 1}-0") == 600
+    after = ledger.run("prove", request_ids[0], "-o", "trimmed")
+    assert after.stdout == before.stdout.replace("hot", "trimmed")
     late = invocations(memory, 1)[0]
     unsealed = ledger.run("prove", late, "-o", "late")
     assert (unsealed.returncode, "2 of 2" in unsealed.stderr) == (1, True)

@@ -10,9 +10,10 @@ import base64
 import json
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import pytest
@@ -20,6 +21,7 @@ import redis
 from celery import Celery, chain, chord, group, signals
 from celery.beat import Scheduler
 from celery.result import AsyncResult
+from opentelemetry import trace
 
 from audit import AuditRow, InvalidInvocationContext, InvocationContext, acting_as
 from audit.errors import (
@@ -31,8 +33,9 @@ from audit.row import COMPLETED, NIL_TENANT, REFUSED, STARTED
 from tasks import proof
 from tests.integration.forger import HELD, Forger, Message
 from tests.integration.otlp import OtlpSink
-from tests.integration.stack import PERSONA, Stack, caller, running_stack
-from tests.integration.test_publish_paths import WAYS, invocations, publish_map
+from tests.integration.stack import PERSONA, Stack, Worker, caller, running_stack
+from tests.integration.test_publish_paths import PATH, invocations
+from tests.integration.ways import WAYS, Way
 from tests.support import wait_until
 
 OLD = {"id": "2026.old", "secret": "old-" + "0123456789abcdef" * 2}
@@ -49,6 +52,7 @@ DAY = 86400
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A caller with a key, and a prefork worker that knows it and one of limited use."""
     with running_stack(tmp_path_factory.mktemp("proof"), audit_context_keys=[OLD]) as stack:
+        stack.environ["AUDIT_CONTEXT_KEYS"] = json.dumps([OLD])  # of callers in other processes
         keys = json.dumps([OLD, {**LIMITED, **LIMITS}])
         stack.worker(
             "prefork", 2, environ={"AUDIT_CONTEXT_KEYS": keys}, accept_content=["json", "yaml"]
@@ -130,19 +134,27 @@ def held(stack: Stack, forger: Forger, mark: str, **options: Any) -> Message:
 # --- what is signed runs --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("publish", "count"), WAYS, ids=lambda way: getattr(way, "__name__", ""))
-def test_every_way_to_publish_is_proven(
-    stack: Stack, publish: Callable[[Stack], Any], count: int
-) -> None:
+#: Calls made in a body have no message of their own; the one around them is proven: see below.
+DIRECT: Final = {
+    "publish_map": 2,
+    "publish_starmap": 2,
+    "publish_chunks": 4,
+    "publish_direct_call": 1,
+}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_every_way_to_publish_is_proven(stack: Stack, way: Way) -> None:
     """Whoever publishes signs, the worker too: every started row names the key."""
     tenant = str(uuid4())
-    with caller(tenant, "way@1"):
-        publish(stack)
+    with caller(tenant, "way@1"), trace.use_span(PATH.span()):
+        way.publish(stack)
+    count = way.invocations.total()
     started = invocations(stack, tenant, count)
     assert len(started) == count
-    # celery.map calls directly, in a message that is proven: see below.
-    key = None if publish is publish_map else "2026.old"
-    assert {row.meta.get("context_key") for row in started} == {key}
+    keys = Counter(row.meta.get("context_key") for row in started)
+    direct = DIRECT.get(way.publish.__name__, 0)
+    assert keys == +Counter({"2026.old": count - direct, None: direct})
     assert {row.payload["caller_persona"] for row in started} == {"way@1"}
     assert stack.rows(tenant_id=tenant, kind=REFUSED) == []
 
@@ -202,7 +214,7 @@ def test_a_stamped_message_that_a_receiver_changed(stack: Stack) -> None:
 
 
 def test_a_verbatim_copy_gets_rows_of_its_own(stack: Stack, forger: Forger) -> None:
-    """It is what a redelivery looks like."""
+    """It is what a redelivery looks like, and both its rows say so, whatever the broker does."""
     message = held(stack, forger, "copied")
     task_id = forger.put(message)
     forger.put(message)
@@ -211,6 +223,10 @@ def test_a_verbatim_copy_gets_rows_of_its_own(stack: Stack, forger: Forger) -> N
     assert len({row.request_id for row in rows}) == 2
     assert {row.meta["context_key"] for row in rows} == {"2026.old"}
     assert stack.journal().count("copied") == 2
+    assert sorted(
+        [row.meta["redelivered"] for row in stack.rows(request_id=request_id)]
+        for request_id in {row.request_id for row in rows}
+    ) == [[False, False], [True, True]]
 
 
 # --- what is not ----------------------------------------------------------------------------------
@@ -262,11 +278,34 @@ ALTERATIONS: dict[str, Callable[[Message], None]] = {
     "no trace": without("traceparent"),
     "parent": header("audit_parent_request_id", "01JDX3Q6Z0M3J7T4R8W2V5K9AB"),
     "human": header("audit_on_behalf_of", "ceo@example.org"),
+    "group": header("group", str(uuid4())),
     "another id": header("id", str(uuid4())),
     "eta": header("eta", "2020-01-01T00:00:00+00:00"),
+    "no eta": without("eta"),
     "far eta": header("eta", "2099-01-01T00:00:00+00:00"),
     "retries": header("retries", 1),
     "retries as text": header("retries", "0"),
+    "stamps": header("stamps", {"link": [LINK]}),
+    "stamps of a retry": lambda message: message.headers.update(
+        retries=1, stamped_headers=["link"], stamps={"link": [LINK]}
+    ),
+    "stamped headers": header("stamped_headers", ["chain"]),
+    "group index": header("group_index", 1),
+    "time limit": header("timelimit", [60, 50]),
+    "expires": header("expires", "2099-01-01T00:00:00+00:00"),
+    "ignore result": header("ignore_result", None),
+    "shadow": header("shadow", "test.fail"),
+    "root task": header("root_id", str(uuid4())),
+    "parent task": header("parent_id", str(uuid4())),
+    "nesting": header("replaced_task_nesting", 1),
+    "origin": header("origin", "gen1@elsewhere"),
+    "span": lambda message: message.headers.update(
+        traceparent=message.headers["traceparent"][:-4] + "0-01"
+    ),
+    "unknown header": header("unknown", None),
+    "chain as a header": header("chain", [LINK]),
+    "one header less": without("lang"),
+    "no time limit": without("timelimit"),
     "argument": lambda message: message.edit(lambda body: body[0].__setitem__(0, "altered")),
     "keyword": lambda message: message.edit(lambda body: body[1].__setitem__("mark", "altered")),
     "link": part("callbacks", [LINK]),
@@ -327,15 +366,77 @@ def test_what_is_compressed_by_another_is_not_run(stack: Stack, forger: Forger) 
     assert [row.kind for row in stack.rows(task_id=task_id)] in ([], [REFUSED])
 
 
-def test_headers_within_headers_of_a_proven_message_change_nothing(
-    stack: Stack, forger: Forger
-) -> None:
-    """Nobody signed them: a human in there is no human behind the persona."""
-    message = held(stack, forger, "within")
-    message.headers["headers"] = {**NAMES, "audit_on_behalf_of": "ceo@example.org"}
-    started, _ = stack.pair(forger.put(message))
+def test_headers_within_headers_of_a_proven_message_change_nothing(stack: Stack) -> None:
+    """Signed or not: a human in there is no human behind the persona."""
+    within = {**NAMES, "audit_on_behalf_of": "ceo@example.org"}
+    with caller():
+        result = stack.skills.effect.apply_async(("within",), headers={"headers": within})
+    started, _ = stack.pair(result.id)
     assert started.meta.get("on_behalf_of") is None
     assert started.payload["caller_persona"] == PERSONA
+
+
+def stamped(stack: Stack, forger: Forger, skill: Any, *args: Any, **stamps: Any) -> str:
+    """A signed call with options of the forger's among its stamps; its task id."""
+    with caller():
+        skill.apply_async(args, queue=HELD)
+    message = forger.take()
+    message.headers.update(stamped_headers=[*stamps, "stamped_headers"])
+    message.headers["stamps"] = {**stamps, "stamped_headers": []}
+    message.envelope["properties"]["delivery_info"]["routing_key"] = "skills"
+    return forger.put(message)
+
+
+@pytest.mark.parametrize("option", ["link", "chain", "link_error"])
+@pytest.mark.parametrize("name", ["retry", "autoretry", "replace"])
+def test_stamps_steer_nothing_that_a_worker_publishes(
+    stack: Stack, forger: Forger, name: str, option: str
+) -> None:
+    """Celery takes a stamp for an option of a retry, and this worker would sign what it names."""
+    args = {"retry": ("m",), "autoretry": (), "replace": (7,)}[name]
+    task_id = stamped(stack, forger, getattr(stack.skills, name), *args, **{option: [LINK]})
+    is_refused(stack, task_id, skill=f"test.{name}")
+    barrier(stack)
+    assert "added" not in stack.journal()
+
+
+def test_a_result_goes_into_no_other_group(stack: Stack, forger: Forger) -> None:
+    """Else the body of one's own chord would be given what another's parts return."""
+    with caller():
+        chord([stack.skills.echo.s(1).set(queue=HELD), stack.skills.echo.s(2).set(queue="never")])(
+            stack.skills.echo.s()
+        )
+    message = forger.take()
+    message.headers["group_index"] = 5
+    is_refused(stack, forger.put(message), skill="test.echo")
+
+
+# --- delivered again ------------------------------------------------------------------------------
+
+
+def test_what_is_delivered_again_is_proven(tmp_path: Any) -> None:
+    """A child is killed, then the whole worker: Redis marks the message, and it still verifies."""
+    with running_stack(tmp_path, audit_context_keys=[OLD]) as stack:
+        environ = {"AUDIT_CONTEXT_KEYS": json.dumps([OLD])}
+        worker = stack.worker("prefork", 1, environ=environ)
+        with caller():
+            poison = stack.skills.poison.delay("requeued").id
+            wait_until(lambda: len(stack.rows(task_id=poison, kind=STARTED)) >= 2, 20)
+            worker.kill()
+            with redis.Redis.from_url(stack.server.url_for(0)) as client:
+                client.flushdb()
+            worker = stack.worker("prefork", 1, environ=environ)
+            late = stack.skills.busy_late.delay("restored").id
+        wait_until(lambda: len(stack.rows(task_id=late, kind=STARTED)) == 1, 20)
+        worker.kill()
+        options = {"visibility_timeout": 1}
+        again = stack.worker("prefork", 1, environ=environ, broker_transport_options=options)
+        wait_until(lambda: len(stack.rows(task_id=late, kind=STARTED)) == 2, 40)
+        again.kill()
+        for row in stack.rows(kind=STARTED):
+            assert row.meta["context_key"] == "2026.old"
+        assert stack.rows(task_id=late, kind=STARTED)[1].meta["redelivered"] is True
+        assert stack.rows(kind=REFUSED) == []
 
 
 # --- age ------------------------------------------------------------------------------------------
@@ -526,6 +627,26 @@ def test_keys_are_changed_without_a_gap(tmp_path: Any, monkeypatch: pytest.Monke
             assert outer.meta["context_key"] == signer["id"]
             assert inner.meta["context_key"] == keys[0]["id"]
         assert stack.rows(kind=REFUSED) == []
+
+
+# --- requests that do not verify ------------------------------------------------------------------
+
+
+def test_a_task_whose_request_does_not_verify_stops_the_worker(stack: Stack) -> None:
+    """One line says which, and what to change; without keys the same worker runs."""
+    environ = {"AUDIT_CONTEXT_KEYS": json.dumps([OLD])}
+    worker = Worker(stack, "solo", 1, app="tests.integration.careless_app", environ=environ)
+    assert worker.process.wait(30) == 1
+    (line,) = (line for line in worker.text().splitlines() if "does not start" in line)
+    assert "test.careless" in line
+    assert "must derive from tasks.request.CarryingRequest" in line
+    environ = {"AUDIT_CONTEXT_KEYS": ""}
+    unsigned = Worker(stack, "solo", 1, app="tests.integration.careless_app",
+                      task_default_queue="elsewhere", environ=environ)  # fmt: skip
+    try:
+        unsigned.ready()
+    finally:
+        unsigned.stop()
 
 
 # --- what a worker says ---------------------------------------------------------------------------

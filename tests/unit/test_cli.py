@@ -34,8 +34,7 @@ from tests.support import HASH, TENANT, make_ending, make_identity
 OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 EXAMPLE_ID = "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW"
 NOW = datetime.now(UTC)
-#: They do more than ask: see test_cli_keeper.py, test_cli_compare.py, test_cli_ledger.py,
-#: test_cli_evidence.py, test_cli_retention.py.
+#: They do more than ask: each has a test file of its own.
 ELSEWHERE = (
     "compare-args",
     "export",
@@ -45,6 +44,7 @@ ELSEWHERE = (
     "prune",
     "reconcile",
     "seal",
+    "verify",
     "verify-pack",
 )
 COMMANDS = (*ELSEWHERE, "list", "running", "show", "tail")
@@ -124,7 +124,7 @@ def at(position: int, row: AuditRow) -> AuditRow:
 def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
     fake = FakeMemory()
     monkeypatch.setattr("audit.terminal.open_memory", lambda url, *, timeout: fake)
-    for variable in ("AUDIT_MEMORY_URL", "AUDIT_EMIT_TIMEOUT"):
+    for variable in ("AUDIT_MEMORY_URL", "AUDIT_EMIT_TIMEOUT", "AUDIT_LEDGER_DIR"):
         monkeypatch.delenv(variable, raising=False)
     return fake
 

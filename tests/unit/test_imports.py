@@ -30,11 +30,11 @@ HERE = "tests/unit/test_imports.py"
 
 #: From the ground up. ``name.*`` is a family: the package, with all its modules.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("audit.errors", "audit.keys"),
-    ("audit.canonical", "audit.signing", "audit.masking", "audit.binary"),
+    ("audit.errors", "audit.readings", "audit.keys"),
+    ("audit.canonical", "audit.masking", "audit.binary"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
     ("audit.context", "audit.system_rows"),
-    ("audit.memory.base", "audit.metrics", "audit.memory.connection"),
+    ("audit.memory.base", "audit.metrics", "audit.memory.connection", "audit.signing"),
     (
         "audit.spool",
         "audit.alarms",
@@ -50,7 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.memory", "audit.reconciler"),
     ("audit.keeper", "audit.table"),
     ("audit.terminal", "audit.cli_options"),
-    ("audit.cli_ledger", "audit.cli_compare", "audit.cli_evidence"),
+    ("audit.cli_ledger", "audit.cli_compare", "audit.cli_verify", "audit.cli_evidence"),
     ("audit.cli_keeper", "audit.cli_retention"),
     ("audit.cli",),
     ("audit",),

@@ -6,10 +6,13 @@ import random
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+from click.testing import CliRunner
 
+from audit.cli import audit
 from audit.embedded import EmbeddedServer
 from audit.errors import LedgerDamagedError
 from audit.ledger.archive import PAGE, Archive, read_through
@@ -126,7 +129,8 @@ class Trimming(InMemory):
         """Row by row, each as it then stands: a row that went meanwhile is not given."""
         for row in list(super().select(wanted)):
             self._lose(str(wanted.tenant_id))
-            if row in self._rows:
+            first = super().entries(str(wanted.tenant_id), None, 1)
+            if first and order_of(first[0].position) <= order_of(str(row.position)):
                 yield row
 
     def _lose(self, tenant_id: str) -> None:
@@ -163,7 +167,7 @@ class Late(InMemory):
 
 
 def test_what_is_sealed_while_it_is_read_is_read_once(tmp_path: Path) -> None:
-    """A row that comes into memory and bundles after the memory was found empty is no second one."""
+    """A row that is sealed after the memory was found empty is no second one."""
     memory = Late()
     written([memory], 10)
     seal(memory, tmp_path)
@@ -179,6 +183,29 @@ def test_what_is_sealed_while_it_is_read_is_read_once(tmp_path: Path) -> None:
     assert len(found) == len(set(found)) >= 12
 
 
+class Third(InMemory):
+    """A memory that loses everything when it is asked for entries the third time."""
+
+    asked = 0
+
+    def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
+        self.asked += 1
+        if self.asked == 3:
+            self.trim(tenant_id, "9999-0")
+        return super().entries(tenant_id, after, limit)
+
+
+def test_between_two_pages_everything_may_go(tmp_path: Path) -> None:
+    """The second page then comes from the bundles, and begins behind the first."""
+    memory, whole = Third(), InMemory()
+    written([memory, whole], PAGE)
+    archive = seal(memory, tmp_path)
+    memory.asked = 0
+    found = given(read_through(memory, archive, RowFilter(tenant_id=TENANT)))
+    assert found == given(whole.rows(TENANT))
+    assert memory.asked > 3
+
+
 def test_a_part_of_the_bundles_is_just_that_part(tmp_path: Path) -> None:
     """From any place to any other: the rows there, wherever bundles begin."""
     memory = InMemory()
@@ -186,7 +213,7 @@ def test_a_part_of_the_bundles_is_just_that_part(tmp_path: Path) -> None:
     archive = seal(memory, tmp_path)
     everything = given(memory.rows(TENANT))
     places = [order_of(str(position)) for _, position in everything]
-    for at in (0, 1, 254, 255, 256, 257, 511, 512, 513, 767, 768, 799):
+    for at in (0, 1, 254, 255, 256, 257, 511, 512, 513, 767, 768, 790):
         for end in (at, at + 1, 700, len(places) - 1):
             rows = archive.rows(TENANT, RowFilter(), places[at], places[end])
             assert given(rows) == everything[at:end]
@@ -234,3 +261,22 @@ def test_a_server_reads_through_as_well(server: EmbeddedServer, tmp_path: Path) 
     assert memory.trim(TENANT, str(before[513][1])) == 513
     assert given(read_through(memory, archive, RowFilter(tenant_id=TENANT))) == before
     memory.close()
+
+
+def test_the_commands_read_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``list`` and ``show`` print what was trimmed, its very bytes, where a ledger is set."""
+    memory = InMemory()
+    rows = written([memory], 3)
+    seal(memory, tmp_path)
+    for tenant_id in (TENANT, OTHER):
+        memory.trim(tenant_id, "9999-0")
+    monkeypatch.setattr("audit.terminal.open_memory", lambda url, *, timeout: memory)
+    obj = SimpleNamespace(
+        app=SimpleNamespace(conf={"audit_ledger_dir": str(tmp_path)}), no_color=False
+    )
+    for words, wanted in (
+        (["list", "--json"], rows),
+        (["show", rows[2].request_id, "--json"], rows[2:4]),
+    ):
+        result = CliRunner().invoke(audit, words, obj=obj)
+        assert result.stdout_bytes == b"".join(row.to_bytes() + b"\n" for row in wanted)

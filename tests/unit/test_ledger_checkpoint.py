@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit.errors import CheckpointError, NoteError, NoteSignatureError
+from audit.errors import CheckpointError, NoteError, NoteKeyError, NoteSignatureError
 from audit.ledger.checkpoint import Checkpoint, Cosigned, open_checkpoint, origin_of
 from audit.ledger.cosignature import Cosignature, message
 from audit.ledger.merkle import EMPTY_ROOT
@@ -153,13 +153,19 @@ def test_cosignatures_are_reported_with_their_time() -> None:
 
 
 def test_a_witness_alone_does_not_make_a_checkpoint() -> None:
-    """Without a signature of the log there is none, and a key of one kind is none of the other."""
+    """Without a signature of the log there is none."""
     note = cosigned(TREE.sign(LOG), 1_800_000_000)
     raw = Note(note.text, note.signatures[1:]).to_bytes()
     with pytest.raises(NoteSignatureError):
         open_checkpoint(raw, ORIGIN, [LOG.verifier], [WITNESS])
-    with pytest.raises(NoteSignatureError):
-        open_checkpoint(note.to_bytes(), ORIGIN, [WITNESS], [LOG.verifier])
+
+
+def test_a_key_of_the_wrong_kind_is_a_mistake() -> None:
+    """It would never verify anything, and nobody would notice."""
+    raw = cosigned(TREE.sign(LOG), 1_800_000_000).to_bytes()
+    for logs, witnesses in [([WITNESS], []), ([LOG.verifier], [NEXT.verifier])]:
+        with pytest.raises(NoteKeyError):
+            open_checkpoint(raw, ORIGIN, logs, witnesses)
 
 
 def test_a_signed_note_that_is_no_checkpoint_is_refused() -> None:

@@ -294,7 +294,7 @@ def test_a_cosignature_of_another_time_or_text_is_refused() -> None:
     later = Signature(good.name, good.key_id, (1_800_000_001).to_bytes(8) + good.signature[8:])
     endless = Signature(good.name, good.key_id, b"\xff" * 8 + good.signature[8:])
     plain = Signature(good.name, good.key_id, WITNESS_SEED.sign(TEXT.encode()))
-    for bad in (later, endless, plain, cosign("another\n", 1_800_000_000)):
+    for bad in (later, endless, plain, cosign("another\n", 1_800_000_000), cosign(TEXT, 2**63)):
         raw = sign_note(TEXT, LOG).adding(bad).to_bytes()
         with pytest.raises(NoteSignatureError):
             open_note(raw, [LOG.verifier, WITNESS])

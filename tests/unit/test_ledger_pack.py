@@ -14,6 +14,7 @@ from audit.errors import (
     EvidenceError,
     LedgerDamagedError,
     NoteSignatureError,
+    ProofError,
     TileError,
 )
 from audit.ledger import verify_pack
@@ -137,6 +138,15 @@ def test_a_row_is_found_by_its_position_and_proven(tmp_path: Path) -> None:
         assert log.prove(index).index == index
     for position in ("999-0", "1000-1", "1255-7", "1600-0", "7-0"):
         assert log.index_of(position) is None
+
+
+def test_no_proof_is_given_of_a_damaged_ledger(tmp_path: Path) -> None:
+    """A hash in a tile that is another one leads to no proof that would fail elsewhere."""
+    log = seal(tmp_path, ROWS)
+    tile = next(tmp_path.glob("*/tile/0/000.p/11"))
+    tile.write_bytes(bytes(32) + tile.read_bytes()[32:])
+    with pytest.raises(ProofError):
+        log.prove(1)
 
 
 def test_a_damaged_sidecar_is_an_error(tmp_path: Path) -> None:

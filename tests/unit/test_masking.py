@@ -423,3 +423,18 @@ def test_no_leak_at_the_last_cut(secret: str, room: int) -> None:
     """The cut to 1,024 characters comes after masking, so that it cuts no value in two."""
     message = error_message(TestError("x" * room + secret), [secret])
     assert set(message.removeprefix("TestError: ")) <= {"x", "*"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("GET /find?who=anna%20b%C3%B6hm%2Bco&page=2", "GET /find?who=***&page=2"),
+        ("<td>anna b&ouml;hm&#43;co</td>", "<td>***</td>"),
+        ("<td>anna b&#xF6;hm+co</td>", "<td>***</td>"),
+        ("owes 1,234,567 in all", "owes *** in all"),
+        ("100% & more; 5%zz &nosuch; %C3%28", "100% & more; 5%zz &nosuch; %C3%28"),
+    ],
+)
+def test_a_value_in_a_url_in_html_or_with_commas(text: str, told: str) -> None:
+    """As other libraries spell it; what only looks like an escape is text."""
+    assert mask(text, ["anna b\u00f6hm+co", 1234567]) == told

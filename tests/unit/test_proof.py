@@ -47,9 +47,9 @@ from tasks.proof import (
     proven_context,
     verifies,
 )
+from tasks.reception import CARRYING, DISCREET, give_requests
 from tasks.reprs import WITHHELD
 from tasks.request import CarryingRequest, SkillRequest
-from tasks.worker import CARRYING, DISCREET, _receive
 from tests.fakes import FakeMemory
 from tests.support import TENANT
 
@@ -240,6 +240,13 @@ def test_what_carries_no_caller_passes_through(headers: Any) -> None:
     inner.published.append({})
     SigningProducer(inner, RING).publish({"a": 1}, headers=headers, serializer="json")
     assert inner.published[1] == {"body": {"a": 1}, "serializer": "json", "headers": headers or {}}
+
+
+def test_a_header_that_cannot_be_signed_is_not_published(post: Post) -> None:
+    """The caller is told which one."""
+    with caller(), pytest.raises(InvalidInvocationContext, match=r"header \('when'\)"):
+        post.app.tasks["test.echo"].apply_async((1,), headers={"when": uuid4()})
+    assert post.sent() == []
 
 
 # --- what a proof is ------------------------------------------------------------------------------
@@ -456,11 +463,23 @@ def test_a_forger_learns_no_hash(post: Post) -> None:
     assert receive(post, signed(post))._argsrepr.startswith("hmac:h:")
 
 
+@pytest.mark.parametrize("kind", [SkillRequest, CarryingRequest])
+def test_headers_out_of_a_body_are_not_proven(post: Post, kind: type[Request]) -> None:
+    """Hybrid messages, and those of protocol 1: what is used is not what the signature is of."""
+    message = signed(post)
+    for taken in (message.headers, {**message.headers, "stamps": {"link": []}}):
+        request = kind(
+            message, app=post.app, body=((1,), {}, {}), headers=taken, eventer=None, decoded=True
+        )
+        assert is_unproven(request._request_dict)
+        assert "audit_persona" not in request._request_dict
+
+
 @pytest.mark.parametrize("name", ["test.plain", "test.echo"])
 def test_headers_within_headers_are_dropped(post: Post, name: str) -> None:
-    """Nobody signed them, and Celery would publish a retry with them."""
-    message = signed(post, name)
-    message.headers["headers"] = {"audit_on_behalf_of": "ceo@example.org"}
+    """Signed or not: Celery would take them for all that a retry has."""
+    message = signed(post, name, headers={"headers": {"audit_on_behalf_of": "ceo@example.org"}})
+    assert message.headers["headers"]
     kind = SkillRequest if name == "test.echo" else CarryingRequest
     request = receive(post, message, kind)
     assert proven_by(request._request_dict) == "2026.a"
@@ -478,24 +497,43 @@ class OwnRequest(Request):
     """Of an application."""
 
 
-def test_a_worker_with_keys_verifies_plain_tasks(post: Post) -> None:
-    """Celery's own too; a request class of an application's stays, and carries no context."""
-    own = post.app.task(nothing, name="test.own", shared=False, Request=OwnRequest)
-    _receive(post.app, proven=True)
-    assert own.Request is OwnRequest
-    assert not verifies(own)
-    assert post.app.tasks["test.plain"].Request == CARRYING
+@pytest.mark.parametrize("own", [Request, "celery.worker.request:Request", CARRYING])
+def test_a_worker_with_keys_verifies_every_task(post: Post, own: Any) -> None:
+    """Plain ones and Celery's own too, however Celery's request class is named."""
+    late = post.app.task(nothing, name="test.own", shared=False, Request=own)
+    assert verifies(late) is (own == CARRYING)
+    give_requests(post.app, proven=True)
+    assert post.app.tasks["test.plain"].Request == late.Request == CARRYING
     for name in ("celery.map", "celery.starmap", "celery.group", "celery.chord"):
         assert post.app.tasks[name].Request == DISCREET
-        assert verifies(post.app.tasks[name])
-    assert verifies(post.app.tasks["test.echo"])
+    assert all(verifies(task) for task in post.app.tasks.values())
 
 
-@pytest.mark.parametrize("options", [{"Request": OwnRequest}, {}])
-def test_a_task_that_is_not_verified_carries_nothing(post: Post, options: Any) -> None:
-    """Whatever its message says of having been: its class verifies nothing, or it came late."""
-    _receive(post.app, proven=True)
-    late = post.app.task(nothing, name="test.late", shared=False, **options)
+def test_a_request_of_an_application_stays_where_it_may(post: Post) -> None:
+    """Without keys any; with keys one that derives from ours."""
+
+    class Own(CarryingRequest):
+        pass
+
+    plain = post.app.task(nothing, name="test.own", shared=False, Request=OwnRequest)
+    give_requests(post.app, proven=False)
+    assert plain.Request is OwnRequest
+    plain.Request = Own
+    give_requests(post.app, proven=True)
+    assert plain.Request is Own
+
+
+def test_a_task_that_is_not_verified_stops_a_worker_with_keys(post: Post) -> None:
+    """It would publish, and sign, what its message names as whom the message names."""
+    post.app.task(nothing, name="test.own", shared=False, Request=OwnRequest)
+    with pytest.raises(SkillDefinitionError, match=r"test\.own.*tasks\.request\.CarryingRequest"):
+        give_requests(post.app, proven=True)
+
+
+def test_a_task_that_is_not_verified_carries_nothing(post: Post) -> None:
+    """Whatever its message says of having been: it was declared since."""
+    give_requests(post.app, proven=True)
+    late = post.app.task(nothing, name="test.late", shared=False)
     claims = {**NAMES, PROOF_HEADER: ["proven", "2026.a"]}
     assert carried(late, claims) is None
     assert carried(post.app.tasks["test.plain"], claims) is not None
@@ -521,4 +559,4 @@ def test_a_skill_that_is_not_verified_stops_the_worker(post: Post) -> None:
 
     post.app.skill("test.careless", version="1", base=Careless)(nothing)
     with pytest.raises(SkillDefinitionError, match=r"test\.careless.*SkillRequest"):
-        _receive(post.app, proven=True)
+        give_requests(post.app, proven=True)

@@ -35,7 +35,7 @@ GOOD: list[tuple[str, str, Any, str, Any]] = [
     ("hot_retention", "AUDIT_HOT_RETENTION", 60, "86400", 86400.0),
 ]
 KEYS = [
-    {"id": "new", "secret": "s3cret-" * 5, "personas": ["cuo-*"]},
+    {"id": "new", "secret": "s3cret-" * 5},
     {"id": "old", "secret": "s3cret_" * 5},
 ]
 KEY_SETTINGS = [("context_keys", "AUDIT_CONTEXT_KEYS"), ("hash_keys", "AUDIT_HASH_KEYS")]
@@ -78,6 +78,12 @@ def test_keys_come_as_a_list_or_as_text(name: str, variable: str) -> None:
     assert getattr(read({f"audit_{name}": KEYS}, {variable: ""}), name) == ring
     for shown in (repr(settings), repr(ring), str(ring.keys)):
         assert "s3cret" not in shown
+
+
+def test_a_hash_key_is_for_tenants() -> None:
+    """A limit to personas would be one that nobody keeps."""
+    with pytest.raises(SettingsError, match="audit_hash_keys"):
+        read({"audit_hash_keys": [{**KEYS[0], "personas": ["cuo-*"]}]})
 
 
 @pytest.mark.parametrize(("name", "variable"), KEY_SETTINGS)

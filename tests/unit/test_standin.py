@@ -425,3 +425,24 @@ def test_masking_once_is_enough() -> None:
     before = info.exception, info.traceback
     mask_info(info, (), type_only=True)
     assert (info.exception, info.traceback) == before
+
+
+class Telling(BaseException):
+    """Prints what it was given, whatever becomes of its arguments."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("nothing")
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+def test_a_panic_stays_a_panic() -> None:
+    """What ends a process must not turn into an error that somebody catches, here or over there."""
+    found = stand_in(Telling(f"no {SECRET}"), VALUES)
+    again = pickle.loads(pickle.dumps(found))  # noqa: S301
+    for panic in (found, again):
+        assert not issubclass(type(panic), Exception)
+        assert (type(panic).__name__, str(panic)) == ("Telling", "no ***")
+    assert isinstance(found, Telling)

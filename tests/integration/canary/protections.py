@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.app.amqp import AMQP
 
-from tasks import amqp, discretion, endings, redaction, request, task, telemetry, worker
+from tasks import amqp, caller, discretion, endings, reception, redaction, request, task, telemetry
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,20 @@ PROTECTIONS: dict[str, Protection] = {
         ("bad hook, not run",),
     ),
     "Celery's own tasks are discreet": Protection(
-        put(worker, "make_discreet", lambda task: None), "events", ("starmap, failing",)
+        put(reception, "make_discreet", lambda task: None), "events", ("starmap, failing",)
     ),
     "errors that leave the tracer are masked": Protection(
         put(discretion, "_out_of_tracer", lambda task, error, args, kwargs: error),
         "events",
         ("bad hook",),
+    ),
+    "what an invocation hides later": Protection(
+        put(caller.ChildState, "hide", lambda self, *values: None),
+        "logs",
+        ("telling hooks", "retries exceeded with other arguments", "quotes what it called"),
+    ),
+    "panics that print what they like": Protection(
+        put(discretion, "_still_shows", lambda error, state: False), "events", ("telling panic",)
     ),
     "extras of log records are masked": Protection(
         put(redaction, "Extras", lambda attributes, values: attributes), "log records", ("logs",)

@@ -7,6 +7,7 @@ caller; a number below a thousand is nothing that anything masks.
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from urllib.parse import quote as quote_of_url
 
 from celery import Celery
 from celery.exceptions import Ignore, Reject
@@ -32,6 +34,8 @@ QUOTES: Mapping[str, Callable[[Any], str]] = {
     "json": lambda leaf: json.dumps(str(leaf)),
     "json-twice": lambda leaf: json.dumps(json.dumps({"input": str(leaf)})),
     "short": lambda leaf: f"{str(leaf)[:12]}...",
+    "url": lambda leaf: quote_of_url(str(leaf), safe=""),
+    "html": lambda leaf: html.escape(str(leaf)),
 }
 
 logger = logging.getLogger(__name__)
@@ -47,6 +51,19 @@ class AwkwardError(Exception):
 
 class OwnPanic(BaseException):
     """A panic of a library's own."""
+
+
+class TellingPanic(BaseException):
+    """Prints what it was given, whatever becomes of its arguments."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("a panic")
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return self.detail
+
+    __repr__ = __str__
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -87,6 +104,18 @@ def declare(app: Celery) -> SimpleNamespace:
 
         def on_failure(self, exc: Any, task_id: Any, args: Any, kwargs: Any, einfo: Any) -> None:
             raise RuntimeError(f"the hook choked on {args} and {kwargs}")
+
+    class TellingHooksTask(SkillTask):
+        """Its hooks quote what the body returned."""
+
+        abstract = True
+
+        def on_success(self, retval: Any, *_: Any) -> None:
+            raise RuntimeError(f"stumbled over {retval}")
+
+        def after_return(self, status: Any, retval: Any, *rest: Any) -> None:
+            super().after_return(status, retval, *rest)
+            raise RuntimeError(f"stumbled again over {retval}")
 
     def canary(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
         def register(body: Callable[..., Any]) -> Any:
@@ -148,6 +177,18 @@ def declare(app: Celery) -> SimpleNamespace:
     def retries_exceeded(self: Any, path: int, *values: Any, **more: Any) -> None:
         raise self.retry(countdown=0, max_retries=1)
 
+    @canary("retries-exceeded-with-others", bind=True)
+    def retries_exceeded_with_others(self: Any, path: int, *values: Any, **more: Any) -> None:
+        raise self.retry(args=(path, mint.result(path)), countdown=0, max_retries=0)
+
+    @canary("telling-hooks", base=TellingHooksTask)
+    def telling_hooks(path: int, *values: Any, **more: Any) -> Any:
+        return mint.result(path)
+
+    @canary("quotes-what-it-called")
+    def quotes_what_it_called(path: int, *values: Any, **more: Any) -> NoReturn:
+        raise ValueError(f"got {echo(path, *values, **more)}")
+
     @canary("autoretry", autoretry_for=(KeyError,), retry_kwargs={"max_retries": 1, "countdown": 0})
     def autoretry(path: int, *values: Any, **more: Any) -> None:
         raise KeyError(quoted("raw", values, more))
@@ -171,6 +212,10 @@ def declare(app: Celery) -> SimpleNamespace:
     @canary("panic")
     def panic(path: int, *values: Any, **more: Any) -> NoReturn:
         raise OwnPanic(quoted("raw", values, more))
+
+    @canary("telling-panic")
+    def telling_panic(path: int, *values: Any, **more: Any) -> NoReturn:
+        raise TellingPanic(quoted("raw", values, more))
 
     @canary("hold")
     def hold(path: int, *values: Any, **more: Any) -> Any:

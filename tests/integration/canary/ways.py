@@ -198,6 +198,9 @@ CALM: dict[str, Way] = {
     "unusable header": Way(raw(lambda *p: json.dumps([[text(*p)], {}, {}]), stamps=3), 0),
     "retry": Way(run("retry"), 2),
     "retries exceeded": Way(run("retries_exceeded"), 2),
+    "retries exceeded with other arguments": Way(run("retries_exceeded_with_others")),
+    "telling hooks": Way(run("telling_hooks")),
+    "quotes what it called": Way(run("quotes_what_it_called"), 2),
     "autoretry": Way(run("autoretry"), 2),
     "reject": Way(run("reject")),
     "ignore": Way(run("ignore")),
@@ -214,6 +217,7 @@ CALM: dict[str, Way] = {
     "body excluded": Way(run("excluded")),
     "body excluded, failing": Way(run("excluded_fails")),
     "panic": Way(run("panic")),
+    "telling panic": Way(run("telling_panic")),
     "exit": Way(run("exit")),
     "soft limit": Way(run("soft_limit")),
     "hard limit": Way(run("hard_limit")),
@@ -225,7 +229,16 @@ CALM: dict[str, Way] = {
 IN_THREADS = {
     name: way
     for name, way in CALM.items()
-    if name not in ("panic", "exit", "soft limit", "hard limit", "killed", "killed after success")
+    if name
+    not in (
+        "panic",
+        "telling panic",
+        "exit",
+        "soft limit",
+        "hard limit",
+        "killed",
+        "killed after success",
+    )
 }
 
 #: Ways that wait for somebody: two that run, two in the queue, two for later.

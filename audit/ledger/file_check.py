@@ -1,0 +1,120 @@
+"""Reading the files of a log once, and holding everything against everything on the way.
+
+The leaves against the claims, the bundles' rows and the memory's rows against the leaves. What it
+comes to is said by ``file_report``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from audit.ledger.alignment import Alignment
+from audit.ledger.finding import Finding, Source
+from audit.ledger.held_rows import BundleRows, MemoryRows, Positions, slots_of
+from audit.ledger.invocations import Invocations
+from audit.ledger.leaves import Chunk, Leaves
+from audit.ledger.memory_check import no_row
+from audit.ledger.merkle import EMPTY_ROOT
+from audit.ledger.roots import Roots, hold_all
+from audit.ledger.subject import Subject
+from audit.ledger.tile_directory import TileDirectory
+
+_PRUNED: Final = b'{"kind":"audit.pruned"'
+
+
+class FileCheck:
+    """The files of a log against the claims, and the memory's rows against the files."""
+
+    def __init__(self, subject: Subject, folder: Path, *, trust_rows: bool = False) -> None:
+        self.subject = subject
+        self.size = subject.claim.size
+        self.directory = TileDirectory(folder)
+        self.positions = Positions(folder, self.size)
+        trusted_root = subject.claim.root
+        self.leaves = Leaves(self.directory, self.size, trusted_root, trust_rows)
+        self.roots = Roots(subject, self.size)
+        self._bundle_rows = BundleRows()
+        self.bundles = Alignment(self._bundle_rows)
+        memory, tenant = subject.memory, subject.tenant
+        self.memory_rows = MemoryRows(memory, tenant) if memory and tenant else None
+        self.memory = Alignment(self.memory_rows) if self.memory_rows else None
+        self.invocations = Invocations(subject.limits.open_for)
+        self.pruned: list[tuple[int, int]] = []
+        self.bodiless: list[tuple[int, int]] = []
+        self.malformed: list[Finding] = []
+        self.checked = 0
+        self._asked = 0
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the files have the root that the checkpoint claims."""
+        return any(claim.size == self.size for claim in self.roots.right)
+
+    def run(self, look: Callable[[Chunk], None] = lambda chunk: None) -> None:
+        """Read everything once; ``look`` gets every chunk."""
+        hold_all(self.roots, 0, lambda: EMPTY_ROOT)
+        for chunk in self.leaves.chunks():
+            end = chunk.start + len(chunk.leaves)
+            while (size := self.roots.due(end)) is not None:
+                self.roots.hold(self.leaves.root_at(size, chunk))
+            self._feed(chunk)
+            self._read(chunk)
+            look(chunk)
+        self._bundle_rows.ended = True
+        self.bundles.finish()
+        if self.memory:
+            self.memory.finish()
+
+    def _feed(self, chunk: Chunk) -> None:
+        if chunk.right and not self._bundles_are_behind():
+            self._bundle_rows.pass_over(len(chunk.leaves))
+        else:
+            self._bundle_rows.push(chunk)
+            self.bundles.feed(chunk.leaves, slots_of(chunk, self.positions))
+        if self.memory:
+            self.memory.feed(chunk.leaves, slots_of(chunk, self.positions))
+
+    def _bundles_are_behind(self) -> bool:
+        return self.bundles.is_behind or bool(self._bundle_rows.hashes(1))
+
+    def _read(self, chunk: Chunk) -> None:
+        if self.subject.source is Source.META:
+            self.checked += len(chunk.leaves) if chunk.right else 0
+            return
+        for at, leaf in enumerate(chunk.leaves):
+            row = chunk.rows[at] if at < len(chunk.rows) else None
+            if row and chunk.hashes[at] == leaf:
+                self._row(chunk.start + at, row)
+            else:
+                self.invocations.unseen(chunk.start + at)
+                if row == b"":
+                    extend(self.bodiless, chunk.start + at, 1)
+
+    def _row(self, index: int, row: bytes) -> None:
+        self.checked += 1
+        if not self.invocations.add(index, row):
+            self.malformed.append(no_row(self.subject, self.subject.source, index, None))
+        if row.startswith(_PRUNED):
+            self.pruned += _pruned_range(row)
+
+    def close(self) -> None:
+        self.invocations.close()
+
+
+def extend(ranges: list[tuple[int, int]], index: int, count: int) -> None:
+    if ranges and sum(ranges[-1]) == index:
+        ranges[-1] = ranges[-1][0], ranges[-1][1] + count
+    else:
+        ranges.append((index, count))
+
+
+def _pruned_range(row: bytes) -> list[tuple[int, int]]:
+    """Which rows an ``audit.pruned`` row speaks of."""
+    try:
+        payload = json.loads(row)["payload"]
+        return [(int(payload["first_index"]), int(payload["rows"]))]
+    except (ValueError, KeyError, TypeError):
+        return []

@@ -1,0 +1,163 @@
+"""What a verification reads: which logs there are, and which checkpoints have to be up to date.
+
+A sealer may be at work meanwhile: it swaps the checkpoint in the memory and writes the file moments
+later, so both are read again until they agree, for two seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from audit.ledger.checkpoint import origin_of
+from audit.ledger.claims import Claimed, Trust, log_of, read_claim
+from audit.ledger.finding import META, Finding, Kind, Source
+from audit.ledger.held_rows import SealedMemory
+from audit.ledger.subject import Limits
+
+_TRIES: Final = 20
+_PAUSE: Final = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What to verify, and against what.
+
+    Attributes:
+        trust: whose signatures count.
+        ledger: the folder of the ledger, or a copy of it.
+        memory: where the rows are.
+        tenant: this tenant only, and the meta log.
+        given: checkpoints (signed notes) that were kept elsewhere.
+        secret: of the pseudonyms, where it is at hand.
+        limits: what is still fine.
+        pause: waits so many seconds, where a sealer may be at work between two writes.
+    """
+
+    trust: Trust
+    ledger: Path | None = None
+    memory: SealedMemory | None = None
+    tenant: str | None = None
+    given: tuple[bytes, ...] = ()
+    secret: bytes | None = field(default=None, repr=False)
+    limits: Limits = field(default_factory=Limits)
+    pause: Callable[[float], None] = time.sleep
+
+
+class KnownLogs:
+    """Every log that anything knows of."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._tenants = _read_tenants(sources.ledger)
+
+    def logs(self, gathered: Iterable[str]) -> dict[str, str | None]:
+        """Every log that anything knows of, with its tenant where that is known."""
+        logs: dict[str, str | None] = dict.fromkeys([*self._folders(), *gathered])
+        logs.update(self._tenants)
+        wanted = self._sources.tenant
+        for tenant in [*self.memory_tenants(), *([wanted] if wanted else [])]:
+            if (log := self.log_of_tenant(tenant)) is not None:
+                logs[log] = tenant
+        for raw in self._sources.given:
+            if (named := log_of(raw)) is not None:
+                logs.setdefault(named, None)
+        logs.pop(META, None)
+        return logs if wanted is None else {k: v for k, v in logs.items() if v == wanted}
+
+    def _folders(self) -> Iterator[str]:
+        ledger = self._sources.ledger
+        for folder in sorted(ledger.iterdir()) if ledger and ledger.is_dir() else ():
+            if (folder / "checkpoint").exists() or (folder / "tile").is_dir():
+                yield folder.name
+
+    def memory_tenants(self) -> list[str]:
+        memory, wanted = self._sources.memory, self._sources.tenant
+        found = memory.tenants() if memory else []
+        return [tenant for tenant in found if wanted in (None, tenant)]
+
+    def log_of_tenant(self, tenant: str) -> str | None:
+        for log, other in self._tenants.items():
+            if other == tenant:
+                return log
+        sources = self._sources
+        if sources.secret is not None and sources.trust.prefix:
+            log = origin_of(sources.trust.prefix, tenant, sources.secret).rpartition("/")[2]
+            if sources.ledger is not None and (sources.ledger / log).is_dir():
+                return log
+        raw = sources.memory.sealed(tenant) if sources.memory else None
+        return None if raw is None else log_of(raw)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """The checkpoints of a log in both places, of one moment."""
+
+    in_memory: bytes | None
+    in_file: bytes | None
+
+
+def held(sources: Sources, log: str, tenant: str | None, source: Source) -> Iterator[Claimed]:
+    """The checkpoints that have to be up to date: the file's and the memory's."""
+    trust, now = sources.trust, _snapshot(sources, log, tenant)
+    if now.in_file is not None:
+        yield read_claim(now.in_file, log, source, "the file checkpoint", trust)
+    elif sources.ledger is not None:
+        text = f"{log}/checkpoint is not there"
+        yield Claimed(None, Finding(kind=Kind.MISSING, source=source, log=log, text=text))
+    if now.in_memory is not None:
+        name = "the checkpoint in the memory"
+        yield read_claim(now.in_memory, log, Source.MEMORY, name, trust)
+    elif sources.memory is not None and tenant is not None:
+        text = "the memory has no checkpoint of this log"
+        gone = Finding(kind=Kind.ROLLBACK, source=Source.MEMORY, log=log, index=0, text=text)
+        yield Claimed(None, gone)
+
+
+def _snapshot(sources: Sources, log: str, tenant: str | None) -> _Snapshot:
+    """Both checkpoints; a sealer may be at work, so they are read again until they agree."""
+    now = _Snapshot(None, None)
+    for _ in range(_TRIES):
+        memory, ledger = sources.memory, sources.ledger
+        in_memory = memory.sealed(tenant) if memory is not None and tenant else None
+        now = _Snapshot(in_memory, _content(ledger / log / "checkpoint") if ledger else None)
+        if memory is None or ledger is None or not tenant or _alike(now):
+            break
+        sources.pause(_PAUSE)
+    return now
+
+
+def given(sources: Sources, log: str) -> list[Claimed]:
+    """The checkpoints of a log that whoever verifies has brought along."""
+    return [
+        read_claim(raw, log, Source.GIVEN, "the given checkpoint", sources.trust)
+        for raw in sources.given
+        if log_of(raw) == log
+    ]
+
+
+def _alike(now: _Snapshot) -> bool:
+    """Whether both are one checkpoint, whatever witnesses have added to one of them."""
+    if now.in_file is None or now.in_memory is None:
+        return False
+    return now.in_file.partition(b"\n\n")[0] == now.in_memory.partition(b"\n\n")[0]
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _read_tenants(ledger: Path | None) -> dict[str, str]:
+    """Which tenant's a log is, from the operator's file; an outsider does not have it."""
+    raw = (_content(ledger / "tenants") if ledger else None) or b""
+    lines = (line.split() for line in raw.decode("utf-8", "replace").splitlines())
+    return {line[0]: line[1] for line in lines if len(line) == 2}

@@ -1,0 +1,58 @@
+"""What is to be checked of one log, and what is still fine there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from audit.ledger.claims import Claim
+from audit.ledger.finding import Finding, Kind, Source
+from audit.ledger.held_rows import SealedMemory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What is still fine.
+
+    Attributes:
+        open_for: seconds that an invocation may be without its completed row.
+        hot_for: rows older than so many seconds (against the newest sealed row) may be missing at
+            the beginning of the memory, where the bundles have them; ``None``: none may.
+    """
+
+    open_for: float = 45.0
+    hot_for: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is to be checked.
+
+    Attributes:
+        log: its pseudonym.
+        tenant: whose, if known.
+        source: what findings about its files name.
+        folder: of the log, where its files are to be read.
+        memory: where the tenant's rows are to be read.
+        claims: what checkpoints say, the one to hold the rows against first.
+        older: further claims, by size: those of the meta log.
+        limits: what is still fine.
+    """
+
+    log: str
+    tenant: str | None
+    source: Source = Source.LEDGER
+    folder: Path | None = None
+    memory: SealedMemory | None = None
+    claims: Sequence[Claim] = ()
+    older: Iterable[Claim] = ()
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def claim(self) -> Claim:
+        return self.claims[0]
+
+    def finding(self, kind: Kind, source: Source, **more: Any) -> Finding:
+        return Finding(kind=kind, source=source, log=self.log, tenant=self.tenant, **more)

@@ -1,0 +1,96 @@
+"""Verifying: everything is derived anew, from the memory, from files, or from both.
+
+Every row is hashed again and every hash of every tile is built again; a checkpoint counts for what
+a known key has signed. The meta log comes first: what it says of the other logs is held against
+them. What is guaranteed: nothing is written or repaired, nothing of what seals is used (a test
+holds that), memory stays flat, and where nothing was checked, the report is no pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+from audit.errors import CheckpointError
+from audit.ledger.claims import log_of
+from audit.ledger.evidence import Evidence, digest_of
+from audit.ledger.finding import META, Kind, LogReport, Report, Source
+from audit.ledger.held_rows import MemoryRows
+from audit.ledger.log_check import check_log
+from audit.ledger.sources import KnownLogs, Sources, given
+
+
+def verify(sources: Sources) -> Report:
+    """Check everything there is of the ledger.
+
+    Raises:
+        AuditMemoryError: the memory does not answer.
+        CheckpointError: a given checkpoint cannot be held against anything here.
+    """
+    with closing(_Verification(sources)) as verification:
+        return Report(tuple(verification.reports()))
+
+
+class _Verification:
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._known = KnownLogs(sources)
+        self._evidence = Evidence()
+        self._meta_size = 0
+        self._is_cosigned = False
+
+    def close(self) -> None:
+        self._evidence.close()
+
+    def reports(self) -> Iterator[LogReport]:
+        """The meta log's first, then each log's."""
+        meta = self._meta()
+        if meta is not None:
+            yield meta
+        self._evidence.sort()
+        logs = self._known.logs(self._evidence.newest)
+        if not {log_of(raw) for raw in self._sources.given} <= {META, *logs}:
+            raise CheckpointError("a given checkpoint is none, or of a log that is not checked")
+        for log, tenant in sorted(logs.items(), key=lambda item: digest_of(item[0])):
+            yield self._log(log, tenant)
+        yield from self._unsealed_tenants()
+
+    def _meta(self) -> LogReport | None:
+        ledger, memory = self._sources.ledger, self._sources.memory
+        known = memory is not None and memory.sealed(META) is not None
+        if ledger is None or not (known or (ledger / META).is_dir()):
+            return None
+        further = given(self._sources, META)
+        report, claim = check_log(
+            self._sources, META, META, Source.META, further, self._evidence.gather
+        )
+        self._meta_size = claim.size if claim else 0
+        self._is_cosigned = claim is not None and claim.cosigned
+        if any(f.kind in (Kind.DIVERGENT, Kind.UNTRUSTED) for f in report.findings):
+            self._evidence.close()  # it proves nothing about the others
+            self._evidence, self._is_cosigned = Evidence(), False
+        found = tuple(replace(finding, tenant=None) for finding in report.findings)
+        return replace(report, tenant=None, findings=found) if found or report.sealed else None
+
+    def _log(self, log: str, tenant: str | None) -> LogReport:
+        further = given(self._sources, log)
+        if self._sources.ledger is not None:
+            meta = self._sources.ledger / META
+            claimed = self._evidence.claim(log, meta, self._meta_size, self._sources.trust)
+            further += [claimed] if claimed else []
+        report, claim = check_log(
+            self._sources, log, tenant, Source.LEDGER, further, lambda chunk: None, self._evidence
+        )
+        seen = self._evidence.newest.get(log) if self._is_cosigned else None
+        cosigned = seen[0] if seen else 0
+        if claim is not None and claim.cosigned:
+            cosigned = max(cosigned, claim.size)
+        return replace(report, cosigned=min(cosigned, report.sealed))
+
+    def _unsealed_tenants(self) -> Iterator[LogReport]:
+        memory = self._sources.memory
+        for tenant in self._known.memory_tenants():
+            if memory is not None and self._known.log_of_tenant(tenant) is None:
+                count = sum(len(page) for page, _ in MemoryRows(memory, tenant).pages())
+                yield LogReport(log="", tenant=tenant, unsealed=count)

@@ -1,0 +1,169 @@
+"""`audit.cli_verify`: what `verify` says, in words and in JSON, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from audit.cli import audit
+from audit.ledger.note_key import SignerKey
+from audit.ledger.text import encode_base64
+from tests.ledger_writer import (
+    PREFIX,
+    SECRET,
+    TENANTS,
+    PlainEntry,
+    PlainLedger,
+    PlainMemory,
+    fill,
+    rows_of,
+)
+
+SIGNER = SignerKey.generate(PREFIX, random=lambda count: b"k" * count)
+STRANGER = SignerKey.generate(PREFIX, random=lambda count: b"x" * count)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainLedger:
+    """Two tenants with 40 sealed rows each and 2 that are not."""
+    memory, random = PlainMemory(), Random(1)
+    ledger = PlainLedger(tmp_path / "ledger", memory, SIGNER)
+    for tenant in TENANTS[:2]:
+        fill(memory, tenant, rows_of(tenant, 42, random))
+    ledger.round(dict.fromkeys(TENANTS[:2], 40))
+    ledger.finish()
+    monkeypatch.setattr(memory, "close", lambda: None, raising=False)
+    monkeypatch.setattr("audit.terminal.open_memory", lambda url, *, timeout: memory)
+    monkeypatch.setattr("audit.ledger.sources._PAUSE", 0)
+    for variable in ("DIR", "KEYS", "ORIGIN"):
+        monkeypatch.delenv(f"AUDIT_LEDGER_{variable}", raising=False)
+    return ledger
+
+
+def run(ledger: PlainLedger | None, *args: str, **more: Any) -> Result:
+    conf: dict[str, Any] = dict(more)
+    if ledger is not None:
+        text = f"{SIGNER.to_text()}\nsecret {encode_base64(SECRET)}\n"
+        conf |= {"audit_ledger_dir": str(ledger.root), "audit_ledger_origin": PREFIX}
+        conf.setdefault("audit_ledger_keys", text)
+    app = SimpleNamespace(conf=conf)
+    command = ["verify", *args]
+    return CliRunner().invoke(audit, command, obj=SimpleNamespace(app=app, no_color=True))
+
+
+def objects(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_a_sound_ledger_is_right(ledger: PlainLedger) -> None:
+    """Exit status 0; each log with what is sealed and unsealed, and the sum."""
+    result = run(ledger)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-1] == "RIGHT: 82 rows checked, findings: 0"
+    assert result.stdout.count("sealed 40, checked 40; cosigned 0; unsealed 2") == 2
+
+
+def test_a_finding_says_where(ledger: PlainLedger) -> None:
+    """Exit status 1, and kind, index, position and request_id, in words and in JSON."""
+    rows = ledger.memory.rows[TENANTS[0]]
+    request_id = json.loads(rows[7].stored)["payload"]["request_id"]
+    rows[7] = PlainEntry("8-0", rows[7].stored.replace(b'"attempt":0', b'"attempt":1'))
+    result = run(ledger)
+    assert result.exit_code == 1
+    expected = f"  EDITED in the memory: index 7, position 8-0, request {request_id}"
+    assert expected in result.stdout.splitlines()
+    told = objects(run(ledger, "--json"))
+    (finding,) = [one for one in told if one["type"] == "finding"]
+    assert finding == {
+        "type": "finding", "kind": "edited", "source": "memory", "log": ledger.log(TENANTS[0]),
+        "tenant": TENANTS[0], "index": 7, "count": 1, "position": "8-0",
+        "request_id": request_id, "text": "",
+    }  # fmt: skip
+    assert told[-1] == {
+        "type": "verdict", "verdict": "wrong", "checked": 82, "unsealed": 4, "findings": 1,
+    }  # fmt: skip
+
+
+def test_one_tenant_is_checked_alone(ledger: PlainLedger) -> None:
+    """The other's rows are of no concern."""
+    del ledger.memory.rows[TENANTS[1]][3]
+    assert run(ledger, "--tenant", TENANTS[0]).exit_code == 0
+    assert run(ledger, "--tenant", TENANTS[1]).exit_code == 1
+
+
+def test_nothing_to_check_is_no_pass(ledger: PlainLedger, tmp_path: Path) -> None:
+    """Exit status 1 and a verdict of its own: an unknown tenant, an empty folder."""
+    (tmp_path / "empty").mkdir()
+    key = SIGNER.verifier.to_text()
+    for args in (["--tenant", TENANTS[2]], ["--ledger", str(tmp_path / "empty"), "--key", key]):
+        result = run(ledger, *args, "--json")
+        assert (result.exit_code, objects(result)[-1]["verdict"]) == (1, "empty")
+        assert "NOTHING WAS CHECKED" in run(ledger, *args).stdout
+
+
+def test_an_outsider_needs_a_copy_and_a_key(ledger: PlainLedger, tmp_path: Path) -> None:
+    """No secret, no list of tenants, no memory; a stranger's key is not enough."""
+    copy = tmp_path / "copy"
+    shutil.copytree(ledger.root, copy, ignore=lambda *_: ["tenants", "keys", "positions"])
+    args = ("--ledger", str(copy), "--key")
+    result = run(None, *args, SIGNER.verifier.to_text())
+    assert (result.exit_code, result.stderr) == (0, "")
+    result = run(None, *args, STRANGER.verifier.to_text(), "--json")
+    assert result.exit_code == 1
+    assert {one["kind"] for one in objects(result) if one["type"] == "finding"} == {"untrusted"}
+
+
+def test_keys_beside_the_rows_count_with_a_warning(ledger: PlainLedger) -> None:
+    """Where no other key is at hand; who can change the rows can change them."""
+    result = run(ledger, audit_ledger_keys=None)
+    assert result.exit_code == 0
+    assert "give --key VKEY" in result.stderr
+    (ledger.root / "keys").unlink()
+    assert run(ledger, audit_ledger_keys=None).exit_code == 2
+
+
+def test_a_kept_checkpoint_is_held_against_the_log(ledger: PlainLedger, tmp_path: Path) -> None:
+    """One that the log has grown from is right; one of another history is a fork."""
+    kept = tmp_path / "kept"
+    kept.write_bytes(ledger.note(TENANTS[0], 11))
+    assert run(ledger, "--from-checkpoint", str(kept)).exit_code == 0
+    kept.write_bytes(ledger.sign(TENANTS[0], 11, b"o" * 32))
+    result = run(ledger, "--from-checkpoint", str(kept))
+    assert result.exit_code == 1
+    assert "FORK in the given: index 11" in result.stdout
+
+
+@pytest.mark.parametrize("only", ["memory", "files"])
+def test_one_side_is_checked_alone(ledger: PlainLedger, only: str) -> None:
+    """What was done to the other is not seen."""
+    assert run(ledger, "--only", only).exit_code == 0
+    ledger.memory.rows[TENANTS[0]].pop(5)
+    assert run(ledger, "--only", only).exit_code == (1 if only == "memory" else 0)
+
+
+def test_wrong_usage(ledger: PlainLedger, tmp_path: Path) -> None:
+    """Exit status 2: no ledger, a folder that is not there, a damaged key, no checkpoint."""
+    assert "AUDIT_LEDGER_DIR" in run(None).stderr
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"junk")
+    for where, args in (
+        (None, []), (ledger, ["--ledger", "nowhere"]), (ledger, ["--key", "junk"]),
+        (ledger, ["--from-checkpoint", str(junk)]), (ledger, ["--tenant", "junk"]),
+    ):  # fmt: skip
+        assert run(where, *args).exit_code == 2
+
+
+def test_the_example_in_the_help_runs(ledger: PlainLedger) -> None:
+    """It does what it says without complaint."""
+    shown = CliRunner().invoke(audit, ["verify", "--help"]).stdout
+    (example,) = re.findall(r"^ +celery -A tasks audit verify (.*)$", shown, re.MULTILINE)
+    result = run(ledger, *example.split())
+    assert (result.exit_code, result.stderr) == (0, "")

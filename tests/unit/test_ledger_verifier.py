@@ -1,0 +1,468 @@
+"""audit/ledger/verifier.py: what each source tells alone, retention, witnesses, a sealer at work.
+
+What tampering is found and where is the matter of ``test_ledger_tamper.py``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from audit.errors import CheckpointError
+from audit.ledger.claims import Trust
+from audit.ledger.cosignature import Cosignature, message
+from audit.ledger.finding import Kind, LogReport, Source, Verdict
+from audit.ledger.invocations import Invocations, glance, request_id_of
+from audit.ledger.keys import LedgerKeys
+from audit.ledger.note import Note, Signature
+from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
+from audit.ledger.sealer import Sealer
+from audit.ledger.sources import Sources
+from audit.ledger.spill import Spill
+from audit.ledger.subject import Limits
+from audit.ledger.tiles import WIDTH, encode_entries, tile_of
+from audit.ledger.verifier import verify
+from audit.row import AuditRow, skill_invoked_completed, skill_invoked_started, timestamp
+from audit.system_rows import audit_pruned
+from audit.testing import InMemory
+from tests.ledger_writer import (
+    META,
+    PREFIX,
+    TENANTS,
+    PlainEntry,
+    PlainLedger,
+    PlainMemory,
+    fill,
+    rows_of,
+    write_tree,
+)
+from tests.support import HASH, make_ending, make_identity
+
+SIGNER = SignerKey.generate(PREFIX, random=lambda count: b"k" * count)
+TENANT = TENANTS[0]
+COUNT = 1_000
+TRUST = Trust((SIGNER.verifier,), PREFIX)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> PlainLedger:
+    """One tenant with 1,000 rows, sealed in two rounds."""
+    memory = PlainMemory()
+    ledger = PlainLedger(tmp_path / "ledger", memory, SIGNER)
+    fill(memory, TENANT, rows_of(TENANT, COUNT, Random(3)))
+    ledger.round({TENANT: 400})
+    ledger.round({TENANT: COUNT})
+    ledger.finish()
+    return ledger
+
+
+def check(
+    ledger: PlainLedger, *, memory: bool = True, files: bool = True, **more: Any
+) -> LogReport:
+    """What is said of the tenant's log."""
+    sources: dict[str, Any] = {"trust": TRUST, "pause": lambda seconds: None, **more}
+    report = verify(
+        Sources(
+            ledger=ledger.root if files else None,
+            memory=ledger.memory if memory else None,
+            **sources,
+        )
+    )
+    (found,) = [log for log in report.logs if log.log == ledger.log(TENANT)]
+    return found
+
+
+def kinds(log: LogReport) -> list[tuple[Kind, Source, int | None, int]]:
+    return [(f.kind, f.source, f.index, f.count) for f in log.findings]
+
+
+def change(ledger: PlainLedger, index: int) -> list[bytes]:
+    rows = list(ledger.entries[TENANT])
+    rows[index] = rows[index].replace(b'"attempt":0', b'"attempt":3')
+    return rows
+
+
+def folder(ledger: PlainLedger) -> Path:
+    return ledger.root / ledger.log(TENANT)
+
+
+# --- one side alone -------------------------------------------------------------------------------
+
+
+def test_files_alone_tell_how_far_a_known_checkpoint_still_fits(ledger: PlainLedger) -> None:
+    """Rows, tiles and all were made anew: between the last checkpoint that fits and the next."""
+    shutil.rmtree(folder(ledger) / "tile")
+    write_tree(folder(ledger), change(ledger, 700), 0)
+    assert kinds(check(ledger, memory=False)) == [(Kind.DIVERGENT, Source.LEDGER, 400, COUNT - 400)]
+    given = (ledger.note(TENANT, 650),)
+    assert kinds(check(ledger, memory=False, given=given)) == [
+        (Kind.DIVERGENT, Source.LEDGER, 650, COUNT - 650)
+    ]
+
+
+def test_files_alone_tell_the_tile_whose_rows_were_changed_with_it(ledger: PlainLedger) -> None:
+    """The tile above still has the old hash, so it is one of 256 rows."""
+    write_tree(ledger.root / "other", change(ledger, 300), 0)
+    for level in (None, 0):
+        name = tile_of(level, 1, COUNT).to_path()
+        shutil.copy(ledger.root / "other" / name, folder(ledger) / name)
+    shutil.rmtree(ledger.root / "other")
+    assert kinds(check(ledger, memory=False)) == [(Kind.DIVERGENT, Source.LEDGER, 256, 256)]
+
+
+def test_the_memory_alone_tells_that_rows_were_changed(ledger: PlainLedger) -> None:
+    """And how far they still fit a checkpoint that somebody kept."""
+    rows = ledger.memory.rows[TENANT]
+    rows[700] = PlainEntry(rows[700].position, change(ledger, 700)[700])
+    given = (ledger.note(TENANT, 650),)
+    found = check(ledger, files=False, given=given)
+    assert kinds(found) == [(Kind.DIVERGENT, Source.MEMORY, 650, COUNT - 650)]
+    del rows[700:]
+    assert kinds(check(ledger, files=False)) == [(Kind.CUT, Source.MEMORY, 700, 300)]
+
+
+def test_rows_decide_where_the_tile_above_is_lost(ledger: PlainLedger) -> None:
+    """A tile was altered, the one above is gone: the signed root says that the rows are right."""
+    tile = folder(ledger) / tile_of(0, 1, COUNT).to_path()
+    tile.write_bytes(tile.read_bytes()[:-1] + b"\x00")
+    (folder(ledger) / tile_of(1, 0, COUNT).to_path()).unlink()
+    assert kinds(check(ledger, memory=False)) == [
+        (Kind.MISSING, Source.LEDGER, 0, 768),
+        (Kind.ALTERED, Source.LEDGER, 511, 1),
+    ]
+
+
+def test_a_log_without_its_folder_is_missing(ledger: PlainLedger) -> None:
+    """The meta log remembers it, where the operator's list and the memory do not."""
+    (ledger.root / "tenants").unlink()
+    shutil.rmtree(folder(ledger))
+    found = check(ledger, memory=False)
+    assert kinds(found) == [
+        (Kind.MISSING, Source.LEDGER, None, 1), (Kind.MISSING, Source.LEDGER, 0, COUNT),
+    ]  # fmt: skip
+
+
+def test_a_memory_without_its_checkpoint_was_rolled_back(ledger: PlainLedger) -> None:
+    """The files know better."""
+    del ledger.memory.newest[TENANT]
+    assert kinds(check(ledger)) == [(Kind.ROLLBACK, Source.MEMORY, 0, 1)]
+
+
+@pytest.mark.parametrize("distance", [1, 2, 3, 7, 63, 64, 65, 300])
+def test_two_rows_that_changed_places_are_two_findings(ledger: PlainLedger, distance: int) -> None:
+    """However near or far; what stands between them is none."""
+    rows = ledger.memory.rows[TENANT]
+    rows[100], rows[100 + distance] = rows[100 + distance], rows[100]
+    assert kinds(check(ledger)) == [
+        (Kind.REORDERED, Source.MEMORY, 100, 1), (Kind.REORDERED, Source.MEMORY, 100 + distance, 1),
+    ]  # fmt: skip
+
+
+def test_rows_of_many_kinds_of_tampering_are_told_apart(ledger: PlainLedger) -> None:
+    """Side by side in one memory: each is what it is."""
+    rows = ledger.memory.rows[TENANT]
+    rows[900] = PlainEntry(rows[900].position, change(ledger, 900)[900])
+    rows.insert(700, PlainEntry("7-7", rows_of(TENANT, 2, Random(9))[0].to_bytes()))
+    rows.insert(500, rows.pop(300))
+    del rows[200:210]
+    rows[10] = PlainEntry(rows[10].position, change(ledger, 10)[10])
+    assert sorted(kinds(check(ledger)), key=lambda found: found[2] or 0) == [
+        (Kind.EDITED, Source.MEMORY, 10, 1), (Kind.DELETED, Source.MEMORY, 200, 10),
+        (Kind.REORDERED, Source.MEMORY, 300, 1), (Kind.INSERTED, Source.MEMORY, 690, 1),
+        (Kind.EDITED, Source.MEMORY, 900, 1),
+    ]  # fmt: skip
+
+
+def test_two_signed_roots_that_are_both_not_that_of_the_rows(ledger: PlainLedger) -> None:
+    """A fork, whatever the rows are."""
+    ledger.memory.newest[TENANT] = ledger.sign(TENANT, COUNT, b"a" * 32)
+    (folder(ledger) / "checkpoint").write_bytes(ledger.sign(TENANT, COUNT, b"b" * 32))
+    shutil.rmtree(ledger.root / META)
+    assert kinds(check(ledger)) == [
+        (Kind.FORK, Source.MEMORY, COUNT, 1), (Kind.DIVERGENT, Source.LEDGER, 0, COUNT),
+    ]  # fmt: skip
+
+
+def test_no_rows_are_no_pass(tmp_path: Path) -> None:
+    """Neither nothing at all, nor rows that are not sealed yet."""
+    memory = PlainMemory()
+    sources = Sources(trust=TRUST, memory=memory, ledger=tmp_path)
+    assert verify(sources).verdict is Verdict.EMPTY
+    fill(memory, TENANT, rows_of(TENANT, 10, Random(1)))
+    report = verify(sources)
+    assert report.verdict is Verdict.EMPTY
+    assert [(log.tenant, log.unsealed) for log in report.logs] == [(TENANT, 10)]
+
+
+def test_a_tenant_that_was_written_down_before_its_first_seal_is_no_finding(
+    ledger: PlainLedger,
+) -> None:
+    """Not with tiles that a crash has left either: without a checkpoint nothing was sealed."""
+    fill(ledger.memory, TENANTS[1], rows_of(TENANTS[1], 6, Random(4)))
+    with (ledger.root / "tenants").open("a") as names:
+        names.write(f"{ledger.log(TENANTS[1])} {TENANTS[1]}\n")
+    sources = Sources(trust=TRUST, ledger=ledger.root, memory=ledger.memory)
+    write_tree(ledger.root / ledger.log(TENANTS[1]), [b"row"], 0)
+    report = verify(sources)
+    assert list(report.findings()) == []
+    assert [log.unsealed for log in report.logs if log.tenant == TENANTS[1]] == [6]
+
+
+def test_tiles_without_any_checkpoint_are_a_finding(ledger: PlainLedger) -> None:
+    """Where no memory says that nothing was sealed."""
+    shutil.rmtree(ledger.root / META)
+    (folder(ledger) / "checkpoint").unlink()
+    assert kinds(check(ledger, memory=False)) == [(Kind.MISSING, Source.LEDGER, None, 1)]
+
+
+def test_a_given_checkpoint_is_never_passed_over(ledger: PlainLedger) -> None:
+    """One that cannot be read, or is of another log than is asked for, is an error."""
+    other = ledger.sign(TENANTS[1], 3, b"r" * 32)
+    with pytest.raises(CheckpointError):
+        check(ledger, given=(b"junk",))
+    with pytest.raises(CheckpointError):
+        check(ledger, given=(other,), tenant=TENANT)
+    sources = Sources(trust=TRUST, ledger=ledger.root, given=(other,))
+    found = [(f.kind, f.log) for f in verify(sources).findings()]
+    assert found == [(Kind.MISSING, ledger.log(TENANTS[1]))] * 2
+
+
+def test_a_checkpoint_of_another_log_is_not_trusted(ledger: PlainLedger) -> None:
+    """Although the right key has signed it, for that other log."""
+    note = ledger.sign(TENANTS[1], COUNT, b"r" * 32)
+    (folder(ledger) / "checkpoint").write_bytes(note)
+    assert kinds(check(ledger)) == [(Kind.UNTRUSTED, Source.LEDGER, COUNT, 1)]
+
+
+def test_an_edited_meta_log_is_found_and_not_believed(ledger: PlainLedger) -> None:
+    """An entry that is not the sealed one says nothing about a log."""
+    forged = [ledger.sign(TENANT, 400, b"r" * 32), ledger.entries[META][1]]
+    bundle = tile_of(None, 0, 2).to_path()
+    (ledger.root / META / bundle).write_bytes(encode_entries(forged))
+    report = verify(Sources(trust=TRUST, ledger=ledger.root, memory=ledger.memory))
+    assert [(f.kind, f.log, f.index) for f in report.findings()] == [(Kind.EDITED, META, 0)]
+
+
+# --- invocations ----------------------------------------------------------------------------------
+
+
+def started(at: float, **changes: Any) -> tuple[AuditRow, AuditRow]:
+    ts = timestamp(datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=at))
+    identity = make_identity(tenant_id=TENANT, **changes)
+    return (
+        skill_invoked_started(identity, HASH, ts=ts),
+        skill_invoked_completed(identity, make_ending(), 1, ts=ts),
+    )
+
+
+def sealed(root: Path, rows: list[AuditRow], behind: list[AuditRow] | None = None) -> PlainLedger:
+    memory = PlainMemory()
+    ledger = PlainLedger(root, memory, SIGNER)
+    fill(memory, TENANT, [*rows, *(behind or [])])
+    ledger.round({TENANT: len(rows)})
+    ledger.finish()
+    return ledger
+
+
+def test_an_open_invocation_is_judged_by_the_newest_sealed_row(tmp_path: Path) -> None:
+    """Not by the clock: the rows are of the past. Beyond the limit it is overdue, at it not."""
+    first, end = started(0)
+    at_limit, beyond = [first, *started(45)], [first, *started(45.001)]
+    assert check(sealed(tmp_path / "a", at_limit)).verdict is Verdict.RIGHT
+    (finding,) = check(sealed(tmp_path / "b", beyond)).findings
+    assert (finding.kind, finding.index, finding.request_id) == (Kind.OVERDUE, 0, first.request_id)
+    assert check(sealed(tmp_path / "c", [first, end, *started(99)])).verdict is Verdict.RIGHT
+
+
+def test_a_row_that_waits_to_be_sealed_closes_an_invocation(tmp_path: Path) -> None:
+    """It ran long, and ended within the last second."""
+    first, end = started(0)
+    ledger = sealed(tmp_path / "a", [first, *started(99)], [end])
+    assert check(ledger).verdict is Verdict.RIGHT
+    assert check(ledger, files=False).verdict is Verdict.RIGHT
+    assert kinds(check(ledger, memory=False)) == [(Kind.OVERDUE, Source.LEDGER, 0, 1)]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_second_row_of_its_kind_is_named(tmp_path: Path, which: int) -> None:
+    """The later of both, from the files and from the memory."""
+    pair = started(0)
+    other = started(1, request_id=pair[0].request_id, attempt=1)
+    rows = [*pair, *started(0.5), other[which], *([other[1]] if which == 0 else [])]
+    ledger = sealed(tmp_path / "a", rows)
+    for sides in ({}, {"files": False}, {"memory": False}):
+        found = [f for f in check(ledger, **sides).findings if f.kind is Kind.DUPLICATE]
+        assert [f.index for f in found] == ([4, 5] if which == 0 else [4])
+        assert {f.request_id for f in found} == {pair[0].request_id}
+
+
+def test_sealed_bytes_that_are_no_row_are_malformed(tmp_path: Path) -> None:
+    """Hash and signature hold, and still it is none."""
+    memory = PlainMemory({TENANT: [PlainEntry("1-0", b"junk"), PlainEntry("2-0", b"{}")]})
+    ledger = PlainLedger(tmp_path / "a", memory, SIGNER)
+    ledger.round({TENANT: 2})
+    ledger.finish()
+    assert [k[:1] + k[2:3] for k in kinds(check(ledger, memory=False))] == [
+        (Kind.MALFORMED, 0), (Kind.MALFORMED, 1),
+    ]  # fmt: skip
+
+
+def test_rows_are_understood_however_their_json_is_spelled() -> None:
+    """The quick look at canonical bytes, and the slow one at any others, say the same."""
+    first, end = started(0)
+    spaced = first.to_bytes().replace(b'","', b'", "').replace(b'":', b'": ')
+    assert glance(spaced) == glance(first.to_bytes())
+    assert request_id_of(spaced) == request_id_of(first.to_bytes()) == first.request_id
+    invocations = Invocations(0.0)
+    for index, row in enumerate((spaced, end.to_bytes(), spaced, started(5)[0].to_bytes())):
+        assert invocations.add(index, row)
+    assert [one.index for one in invocations.overdue()] == [2]
+    assert invocations.repeated() == [0, 2]
+
+
+@pytest.mark.parametrize("run", [1, 3, 100])
+def test_records_come_out_sorted_however_many_there_are(run: int) -> None:
+    """Whether they went through a file or not."""
+    records = [Random(n).randbytes(8) for n in range(50)]
+    spill = Spill(8, run=run)
+    for record in records:
+        spill.add(record)
+    assert list(spill) == sorted(records)
+    assert list(spill) == sorted(records)
+    spill.close()
+
+
+# --- retention ------------------------------------------------------------------------------------
+
+
+def pruned_ledger(root: Path, first: int, rows: int) -> PlainLedger:
+    """A ledger of 600 rows whose last says that some were pruned; they are still there."""
+    told = audit_pruned(
+        "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW", TENANT, before="2026-11-29T21:00:00.000000Z",
+        first_index=first, rows=rows, root="0" * 64, ts="2026-11-29T22:00:00.000000Z",
+    )  # fmt: skip
+    return sealed(root, [*rows_of(TENANT, 600, Random(3)), told])
+
+
+def prune(ledger: PlainLedger, rows: int) -> None:
+    """Remove whole bundles, and the bytes of the first entries of the next one."""
+    for index in range(rows // WIDTH):
+        (folder(ledger) / tile_of(None, index, 601).to_path()).unlink()
+    index = rows // WIDTH
+    entries = ledger.entries[TENANT][index * WIDTH : (index + 1) * WIDTH]
+    kept = [b"" if index * WIDTH + at < rows else row for at, row in enumerate(entries)]
+    content = encode_entries(kept)
+    (folder(ledger) / tile_of(None, index, 601).to_path()).write_bytes(content)
+    del ledger.memory.rows[TENANT][:rows]
+
+
+def test_pruned_rows_are_no_finding_where_a_row_says_so(tmp_path: Path) -> None:
+    """Their hashes still lead to the root; the report tells how many there are."""
+    ledger = pruned_ledger(tmp_path / "a", 0, 300)
+    prune(ledger, 300)
+    for sides in ({}, {"memory": False}):
+        found = check(ledger, **sides)
+        assert (found.findings, found.verdict) == ((), Verdict.RIGHT)
+        assert (found.sealed, found.checked, found.pruned) == (601, 301, 300)
+
+
+def test_rows_that_are_gone_without_a_word_are_findings(tmp_path: Path) -> None:
+    """Beyond what the row says."""
+    ledger = pruned_ledger(tmp_path / "a", 0, 256)
+    prune(ledger, 300)
+    assert kinds(check(ledger, memory=False)) == [(Kind.DELETED, Source.LEDGER, 256, 44)]
+
+
+def test_a_memory_may_begin_later_where_retention_allows_it(ledger: PlainLedger) -> None:
+    """Rows of a certain age, at the beginning only, and only where that is set."""
+    rows = ledger.memory.rows[TENANT]
+    del rows[:500]
+    assert kinds(check(ledger)) == [(Kind.DELETED, Source.MEMORY, 0, 500)]
+    hot = check(ledger, limits=Limits(hot_for=5.0))
+    assert (hot.findings, hot.trimmed, hot.verdict) == ((), 500, Verdict.RIGHT)
+    assert kinds(check(ledger, limits=Limits(hot_for=5.1))) == [
+        (Kind.DELETED, Source.MEMORY, 0, 500)
+    ]
+    del rows[3]
+    assert kinds(check(ledger, limits=Limits(hot_for=5.0))) == [
+        (Kind.DELETED, Source.MEMORY, 503, 1)
+    ]
+
+
+# --- witnesses and sealers ------------------------------------------------------------------------
+
+
+def test_what_a_witness_has_seen_is_told_apart(ledger: PlainLedger) -> None:
+    """Whoever cosigned the meta log has seen every checkpoint in it; only with a known key."""
+    private = Ed25519PrivateKey.from_private_bytes(b"w" * 32)
+    public = private.public_key().public_bytes_raw()
+    witness = VerifierKey("witness.example", public, Algorithm.COSIGNATURE)
+    path = ledger.root / META / "checkpoint"
+    note = Note.parse(path.read_bytes())
+    made = Cosignature(1_800_000_000, private.sign(message(1_800_000_000, note.text.encode())))
+    line = Signature(witness.name, witness.key_id, made.to_bytes())
+    path.write_bytes(note.adding(line).to_bytes())
+    ledger.append(TENANT, [row.stored for row in ledger.memory.rows[TENANT]][:COUNT])
+    assert check(ledger).cosigned == 0
+    trust = Trust((SIGNER.verifier, witness), PREFIX)
+    assert check(ledger, trust=trust).cosigned == COUNT
+
+
+def test_a_sealer_between_two_writes_is_waited_for(ledger: PlainLedger) -> None:
+    """The memory's checkpoint is swapped first, the file follows within moments."""
+    path = folder(ledger) / "checkpoint"
+    newest = path.read_bytes()
+    path.write_bytes(ledger.note(TENANT, 400))
+    assert kinds(check(ledger)) == [(Kind.ROLLBACK, Source.LEDGER, 400, 1)]
+    assert check(ledger, pause=lambda seconds: path.write_bytes(newest)).findings == ()
+
+
+def test_what_the_sealer_has_sealed_is_right(tmp_path: Path) -> None:
+    """The product's own sealer and the verifier, which share no code but the formats, agree."""
+    memory, keys = InMemory(), LedgerKeys.generate(PREFIX)
+    for tenant in TENANTS:
+        for row in rows_of(tenant, 300, Random(int(tenant[-1]))):
+            memory.emit(row)
+    sealer = Sealer(memory, tmp_path, origin=PREFIX, load_keys=lambda: keys)
+    sealer.round()
+    for row in rows_of(TENANT, 200, Random(99)):
+        memory.emit(row)
+    sealer.round()
+    memory.emit(rows_of(TENANT, 2, Random(98))[0])
+    trust = Trust(keys.verifiers, PREFIX)
+    for sides in ({"ledger": tmp_path}, {"memory": memory}, {"ledger": tmp_path, "memory": memory}):
+        report = verify(Sources(trust=trust, secret=keys.secret, **sides))  # type: ignore[arg-type]
+        assert list(report.findings()) == []
+        checked = {log.tenant: log.checked for log in report.logs if log.tenant}
+        assert checked == {TENANTS[0]: 500, TENANTS[1]: 300, TENANTS[2]: 300}
+
+
+def test_a_sealer_at_work_is_no_finding(tmp_path: Path) -> None:
+    """Verified again and again while rows come and are sealed: right each time, and at the end."""
+    memory, keys = InMemory(), LedgerKeys.generate(PREFIX)
+    rows = rows_of(TENANT, 1_500, Random(7))
+    done = threading.Event()
+
+    def seal() -> None:
+        sealer = Sealer(memory, tmp_path, origin=PREFIX, load_keys=lambda: keys)
+        for first in range(0, len(rows), 50):
+            for row in rows[first : first + 50]:
+                memory.emit(row)
+            sealer.round()
+        done.set()
+
+    trust = Trust(keys.verifiers, PREFIX)
+    sources = Sources(trust=trust, memory=memory, ledger=tmp_path, secret=keys.secret)
+    sealing = threading.Thread(target=seal)
+    sealing.start()
+    while not done.is_set():
+        assert list(verify(sources).findings()) == []
+    sealing.join()
+    assert [log.checked for log in verify(sources).logs if log.tenant] == [1_500]
