@@ -25,6 +25,7 @@ from audit.cli_evidence import export, prove, verify_pack
 from audit.cli_keeper import keep, reconcile
 from audit.cli_ledger import keygen, seal
 from audit.cli_options import moment, parse_tenant, reading
+from audit.cli_retention import prune
 from audit.cli_verify import verify
 from audit.errors import AuditError
 from audit.memory import AuditMemory
@@ -167,6 +168,7 @@ audit.add_command(export)
 audit.add_command(keep)
 audit.add_command(keygen)
 audit.add_command(prove)
+audit.add_command(prune)
 audit.add_command(reconcile)
 audit.add_command(seal)
 audit.add_command(verify)

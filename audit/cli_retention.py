@@ -44,7 +44,7 @@ def prune(ctx: click.Context, before: datetime, tenant_id: str | None, dry_run: 
     Exit status: 0 fine, 1 the ledger is damaged or in use, 2 wrong usage.
 
     \b
-    Examples:
+    Example:
       celery -A tasks audit prune --before 400d --dry-run
       celery -A tasks audit prune --before 2026-01-01T00:00:00Z
     """

@@ -117,7 +117,10 @@ def _retention(raw: object) -> float:
 
 def _witnesses(raw: object) -> tuple[tuple[str, str], ...]:
     """Whether a key is one is found out where it is used; nothing of a value is repeated."""
-    listed = json.loads(raw) if isinstance(raw, str | bytes) else raw
+    try:
+        listed = json.loads(raw) if isinstance(raw, str | bytes) else raw
+    except ValueError:
+        listed = None
     if not isinstance(listed, list | tuple) or not all(map(_is_witness, listed)):
         raise ValueError('takes a list of {"url": "https://...", "vkey": "..."}, or JSON of one')
     return tuple((str(witness["url"]), str(witness["vkey"])) for witness in listed)

@@ -41,6 +41,7 @@ ELSEWHERE = (
     "keep",
     "keygen",
     "prove",
+    "prune",
     "reconcile",
     "seal",
     "verify",

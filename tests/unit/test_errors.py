@@ -132,6 +132,8 @@ def test_http_statuses() -> None:
         "LedgerKeyError": 500,
         "LedgerDamagedError": 500,
         "LedgerRaceError": 500,
+        "WitnessError": 500,
+        "WitnessRefusalError": 500,
         "TileError": 500,
         "TileMissingError": 500,
         "TileConflictError": 500,

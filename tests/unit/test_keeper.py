@@ -292,6 +292,26 @@ def test_an_outage_while_it_seals_is_told_and_the_sweep_stands(
     assert "the ledger waits for the memory" in caplog.text
 
 
+def test_only_the_leader_begins_its_duties(house: House) -> None:
+    """Once in each round, after it has sealed; whoever follows begins nothing."""
+    begun: list[str] = []
+    first, second = (
+        Keeper(
+            house.memory,
+            house.spool(host),
+            holder=host,
+            lease_seconds=LEASE,
+            duties=[lambda host=host: begun.append(host)] * 2,
+            clock=house.clock,
+        )
+        for host in ("a", "b")
+    )
+    for _ in range(3):
+        first.round()
+        second.round()
+    assert begun == ["a"] * 6
+
+
 def test_sealing_is_measured(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, what waits, and how many logs have a fault; nothing where nothing was done."""
     gauges = Gauges()

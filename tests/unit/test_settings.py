@@ -25,6 +25,14 @@ GOOD: list[tuple[str, str, Any, str, Any]] = [
     ("ledger_origin", "AUDIT_LEDGER_ORIGIN", "a.example/x", "b.example", "b.example"),
     ("ledger_keys", "AUDIT_LEDGER_KEYS", "/etc/keys", "/etc/other", "/etc/other"),
     ("ledger_seal_seconds", "AUDIT_LEDGER_SEAL_SECONDS", 2, "0.5", 0.5),
+    (
+        "ledger_witnesses",
+        "AUDIT_LEDGER_WITNESSES",
+        (),
+        '[{"url": "https://w.example:1/a-b/", "vkey": "w+1+k"}]',
+        (("https://w.example:1/a-b/", "w+1+k"),),
+    ),
+    ("hot_retention", "AUDIT_HOT_RETENTION", 60, "86400", 86400.0),
 ]
 KEYS = [
     {"id": "new", "secret": "s3cret-" * 5},
@@ -142,6 +150,14 @@ BAD: list[tuple[str, Any]] = [
     *(("ledger_dir", value) for value in (5, "  ", ["/srv"])),
     *(("ledger_origin", value) for value in (5, " ", "a+b", "a b", "a/", "a\x07b")),
     *(("ledger_keys", value) for value in (5, " ", b"PRIVATE+KEY+")),
+    *(("hot_retention", value) for value in (0, -1, "1d", True, 1e12)),
+    *(("ledger_witnesses", value) for value in (5, "x", "{}", "[1]", [{"url": "http://w"}])),
+    *(
+        ("ledger_witnesses", [{"url": url, "vkey": "k"}])
+        for url in (5, "", "w", "ftp://w", "http://", "http://u:p@w", "http://w/?s", "http://w/#s")
+    ),
+    ("ledger_witnesses", [{"url": "http://w", "vkey": 5}]),
+    ("ledger_witnesses", [{"url": "http://w", "vkey": "k", "more": "x"}]),
     *(("ledger_seal_seconds", value) for value in (0, -1, "1s", 3601)),
     *(
         ("context_max_age", value)
@@ -175,3 +191,11 @@ def test_the_password_of_the_memory_is_not_shown() -> None:
     settings = read({"audit_memory_url": "redis://:s3cret@h/0"})
     assert "s3cret" not in repr(settings)
     assert settings.memory_url == "redis://:s3cret@h/0"
+
+
+def test_witnesses_may_stand_in_the_configuration_as_a_list() -> None:
+    """Of each a URL, of any kind of host, and the text of its key."""
+    urls = ["http://w", "https://w.example/a-b/~c", "http://127.0.0.1:8080", "http://[::1]:80"]
+    listed = [{"url": url, "vkey": "w+1+k"} for url in urls]
+    read_back = read({"audit_ledger_witnesses": listed}).ledger_witnesses
+    assert read_back == tuple((url, "w+1+k") for url in urls)
