@@ -309,13 +309,19 @@ def test_parameter_names_are_no_values() -> None:
 
 @pytest.mark.parametrize("redact", [True, False])
 def test_without_redaction_the_log_says_the_error_as_it_was(
-    host: Host, log: Any, einfos: list[str], redact: bool
+    host: Host,
+    log: Any,
+    einfos: list[str],
+    redact: bool,
+    request: pytest.FixtureRequest,
 ) -> None:
     """For development; events and the worker's main process get it masked all the same."""
     host.app.conf.audit_redact_logs = redact
     before = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(logging.LogRecord)  # whatever another test has installed
+    request.addfinalizer(lambda: logging.setLogRecordFactory(before))
     told = host.deliver(host.skill(fail), SECRET)
-    assert (logging.getLogRecordFactory() is before) is not redact
+    assert (logging.getLogRecordFactory() is logging.LogRecord) is not redact
     own = [record for record in log.records if record.name == "audit" and record.exc_info]
     assert len(own) == (0 if redact else 1)
     assert (SECRET in log.text) is not redact

@@ -46,6 +46,12 @@ def results_as_they_are() -> None:
     del request.DiscreetRequest.send_event
 
 
+def what_ends_a_process_as_it_is() -> None:
+    """Neither masked in place, nor replaced where it shows all the same."""
+    discretion.mask_error = lambda *_, **__: None
+    discretion._still_shows = lambda error, state: False
+
+
 def unmasked(error: BaseException, *_: Any, **__: Any) -> str:
     return f"{type(error).__qualname__}: {error}"[:1024]
 
@@ -59,7 +65,7 @@ PROTECTIONS: dict[str, Protection] = {
         put(task, "masking_first", lambda hook: hook), "signals", ("own hook",)
     ),
     "what ends a process is masked": Protection(
-        put(discretion, "mask_error", lambda *_, **__: None), "events", ("panic", "exit")
+        what_ends_a_process_as_it_is, "events", ("panic", "exit")
     ),
     "log records are redacted": Protection(
         put(redaction, "install", lambda: None), "logs", ("delay", "logs")
