@@ -227,6 +227,17 @@ def test_a_larger_tree_of_another_keeper_is_no_alarm(
     assert getattr(did.faults["w0.example"], "disagrees", None) is False
 
 
+def test_as_large_a_tree_with_another_root_stays_an_alarm(
+    ledger: Ledger, fakes: list[FakeWitness]
+) -> None:
+    """The log is as large as what the witness has seen, and that is no excuse."""
+    ledger.grow(5)
+    fakes[0].answers = [(409, SIZE, b"5\n")] * 2
+    did = ledger.witnessing(fakes[0]).round()
+    assert did is not None
+    assert getattr(did.faults["w0.example"], "disagrees", None) is True
+
+
 def test_a_damaged_file_is_made_anew(ledger: Ledger, fakes: list[FakeWitness]) -> None:
     """Garbage in checkpoint.cosigned stops nothing: the witness names the size."""
     ledger.grow(5)
