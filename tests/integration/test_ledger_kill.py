@@ -26,7 +26,7 @@ from audit.ledger.keys import LedgerKeys, write_new
 from audit.ledger.log import LogFolder
 from audit.memory import AuditMemory, open_memory
 from tests.naive_merkle import NaiveTree
-from tests.support import make_identity, started, wait_until
+from tests.support import make_identity, refused, wait_until
 
 KILLS: Final = int(os.environ.get("LEDGER_KILLS", "10"))
 ORIGIN: Final = "host.example"
@@ -77,7 +77,7 @@ def load(memory: AuditMemory) -> Iterator[None]:
         for tenant_id in cycle(TENANTS):
             if stop.wait(PAUSE):
                 return
-            memory.emit(started(make_identity(tenant_id=tenant_id, worker="alive")))
+            memory.emit(refused(make_identity(tenant_id=tenant_id)))
 
     thread = threading.Thread(target=emit)
     thread.start()
@@ -103,7 +103,6 @@ def test_a_keeper_killed_at_random_seals_every_row_once(host: Path, server: Embe
     newest checkpoint and none twice."""
     memory, dice = open_memory(server.url, timeout=10), random.Random(20261130)
     ledger, keys = LedgerFolder(host / "ledger"), LedgerKeys.load(str(host / "keys"))
-    memory.hold_lease("alive", 3600)
     with load(memory):
         for _ in range(KILLS):
             sealed = [memory.sealed(tenant_id) for tenant_id in TENANTS]
