@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -142,6 +142,25 @@ def test_an_outage_holds_up_no_other(ledger: Ledger, fakes: list[FakeWitness]) -
     ledger.grow(9)
     ledger.witnessing(*fakes).round()
     assert ledger.who(*fakes) == (9, {fake.name for fake in fakes})
+
+
+def test_all_are_asked_at_once(ledger: Ledger, fakes: list[FakeWitness]) -> None:
+    """Each of them waits until the other two have been asked as well."""
+    ledger.grow(5)
+    all_asked = threading.Barrier(3, timeout=20)
+
+    def together(fake: FakeWitness) -> Callable[[object], tuple[int, str, bytes]]:
+        def answer(_: object) -> tuple[int, str, bytes]:
+            all_asked.wait()
+            return fake.answer(fake.asked[0])
+
+        return answer
+
+    for fake in fakes:
+        fake.answers = [together(fake)]
+    did = ledger.witnessing(*fakes, seconds=5).round()
+    assert did is not None
+    assert did.cosigned == {fake.name for fake in fakes}
 
 
 def test_without_a_cosignature_the_older_one_stays(
