@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -198,6 +199,7 @@ def test_in_the_background_every_fault_is_told_once(
     again()
     wait_until(lambda: caplog.records)
     wait_until(lambda: keeper.poke())
+    wait_until(lambda: "hot retention" not in {t.name for t in threading.enumerate()})
     clock.pass_by(11)
     (tmp_path / "whole").write_bytes(whole)
     (tmp_path / "whole").rename(path)  # at once, for somebody may be reading
