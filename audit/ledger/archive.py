@@ -96,6 +96,17 @@ class Archive:
                 if order_of(position) >= start:
                     yield position, stored
 
+    def newest(self, tenant_id: str) -> list[bytes]:
+        """The stored rows of a tenant's last bundle; none where nothing is sealed, or all pruned.
+
+        Raises: as :meth:`rows`.
+        """
+        log = self._log(tenant_id)
+        size = 0 if log is None else _size(log)
+        if log is None or not size:
+            return []
+        return [stored for _, stored in _entries(log, (size - 1) // WIDTH, size)]
+
     def _log(self, tenant_id: str) -> LogFolder | None:
         names = [name for name, whose in self._folder.tenants().items() if whose == tenant_id]
         return self._folder.log(names[0]) if names else None

@@ -28,12 +28,18 @@ _RECORD: Final = struct.Struct(">16sQQ32s")
 class Evidence:
     """The checkpoints that a meta log has gathered.
 
+    Args:
+        seen_to: so many entries of the meta log a witness has seen.
+
     Attributes:
         newest: of each log the size, the root, and the place in the meta log.
+        seen: of each log the size that a witness has seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seen_to: int = 0) -> None:
         self.newest: dict[str, tuple[int, bytes, int]] = {}
+        self.seen: dict[str, int] = {}
+        self._seen_to = seen_to
         self._spill = Spill(_RECORD.size)
         self._records: Iterator[bytes] = iter(())
         self._next: bytes | None = None
@@ -49,6 +55,8 @@ class Evidence:
             self._spill.add(_RECORD.pack(digest_of(log), size, index, root))
             if log not in self.newest or self.newest[log][0] <= size:
                 self.newest[log] = size, root, index
+            if index < self._seen_to:
+                self.seen[log] = max(size, self.seen.get(log, 0))
 
     def sort(self) -> None:
         """Everything was gathered."""

@@ -147,22 +147,26 @@ def find_range(log: SealedLog, asked: Asked) -> Exported:
     log is looked through.
 
     Raises:
-        EvidenceError: no row was asked for.
+        EvidenceError: no row was asked for, or one that was pruned may have been.
     """
+    held = log.held_from()
     first, last, count = 0, log.size - 1, log.size
     if asked.since or asked.until:
-        first, last, count = _matching(log, asked)
+        first, last, count = _matching(log, asked, held)
+    pruned = f"rows 0 to {held - 1} are not here: pruned, or lost, which `audit verify` tells"
     if not count:
         raise EvidenceError(
             "no sealed row lies in that time, and an empty pack proves nothing: ask for another"
-            " time, or wait until the rows are sealed"
+            f" time, or wait until the rows are sealed{f' ({pruned})' if held else ''}"
         )
+    if held and first <= held:  # the row before the first one asked for has to be shown as well
+        raise EvidenceError(f"{pruned}; ask --since a moment after that of row {held}")
     return Exported(max(0, first - 1), min(log.size - 1, last + 1), log.size, count)
 
 
-def _matching(log: SealedLog, asked: Asked) -> tuple[int, int, int]:
+def _matching(log: SealedLog, asked: Asked, held: int) -> tuple[int, int, int]:
     first = last = count = 0
-    for index, row in enumerate(log.tiles.rows(log.size)):
+    for index, row in enumerate(log.tiles.rows(log.size, held), held):
         if asked.covers(row):
             first, last, count = first if count else index, index, count + 1
     return first, last, count

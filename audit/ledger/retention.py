@@ -2,7 +2,8 @@
 
 What is guaranteed: a row leaves the memory only where its very bytes stand in a bundle, at its
 position, under the newest checkpoint; rows of open invocations and what follows them stay. Whoever
-reads rows through :mod:`audit.ledger.archive` notices nothing.
+reads rows through :mod:`audit.ledger.archive` notices nothing. How old a row is counts from the
+newest sealed ones of its tenant, so that a verifier can tell what was trimmed without a clock.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class HotRetention:
     Args:
         memory: to be trimmed.
         folder: the ledger's.
-        seconds: rows older than that go (``audit_hot_retention``).
+        seconds: rows older than that, than the newest sealed ones too, go
+            (``audit_hot_retention``).
         every: seconds between two times (:meth:`poke`).
         now: the wall clock, which the rows' ``ts`` is held against.
         clock: monotonic seconds.
@@ -69,10 +71,12 @@ class HotRetention:
             LedgerError: the ledger cannot be read.
             AuditMemoryError: the memory did not answer.
         """
-        before = self._now() - self._keep
-        return sum(self._trim(tenant_id, before) for tenant_id in self._memory.tenants())
+        return sum(self._trim(tenant_id) for tenant_id in self._memory.tenants())
 
-    def _trim(self, tenant_id: str, before: datetime) -> int:
+    def _trim(self, tenant_id: str) -> int:
+        if not (newest := self._archive.newest(tenant_id)):
+            return 0
+        before = min(self._now(), max(map(_moment, newest))) - self._keep
         trimmed, sealed = 0, _Sealed(self._archive, tenant_id)
         while page := self._memory.entries(tenant_id, None, PAGE):
             may_go = list(sealed.of(page, before))
@@ -116,7 +120,7 @@ class _Sealed:
         for entry in page:
             if self._at(entry) != entry.stored:
                 return
-            if datetime.fromisoformat(AuditRow.from_bytes(entry.stored).ts) >= before:
+            if _moment(entry.stored) >= before:
                 return
             yield entry
 
@@ -137,3 +141,7 @@ class _Sealed:
                 )
             return stored
         return None
+
+
+def _moment(stored: bytes) -> datetime:
+    return datetime.fromisoformat(AuditRow.from_bytes(stored).ts)

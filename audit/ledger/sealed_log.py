@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
-from audit.errors import EvidenceError, LedgerDamagedError
+from audit.errors import EvidenceError, LedgerDamagedError, TileMissingError
 from audit.ledger.checkpoint import open_checkpoint
 from audit.ledger.log import LogFolder
 from audit.ledger.merkle import inclusion_proof
@@ -57,6 +57,20 @@ class SealedLog:
             TileError: its bundle is missing or damaged.
         """
         return next(iter(islice(self.tiles.rows(self.size, index), 1)))
+
+    def held_from(self) -> int:
+        """The index of the first row whose bundle is there; those before it were pruned, or lost.
+
+        Raises:
+            TileError: a bundle is damaged.
+        """
+        for bundle in range(self.size // WIDTH):  # only full ones are ever pruned
+            try:
+                self.tiles.read(tile_of(None, bundle, self.size))
+            except TileMissingError:
+                continue
+            return bundle * WIDTH
+        return self.size // WIDTH * WIDTH
 
     def prove(self, index: int) -> TlogProof:
         """The proof that a row is in the log.

@@ -142,6 +142,13 @@ def given(sources: Sources, log: str) -> list[Claimed]:
     ]
 
 
+def cosigned(sources: Sources) -> list[Claimed]:
+    """The checkpoint that witnesses have cosigned, which is kept beside the meta log's newest."""
+    name = f"{META}/checkpoint.cosigned"
+    raw = _content(sources.ledger / name) if sources.ledger is not None else None
+    return [] if raw is None else [read_claim(raw, META, Source.META, name, sources.trust)]
+
+
 def _alike(now: _Snapshot) -> bool:
     """Whether both are one checkpoint, whatever witnesses have added to one of them."""
     if now.in_file is None or now.in_memory is None:

@@ -18,7 +18,7 @@ from audit.ledger.evidence import Evidence, digest_of
 from audit.ledger.finding import META, Kind, LogReport, Report, Source
 from audit.ledger.held_rows import MemoryRows
 from audit.ledger.log_check import check_log
-from audit.ledger.sources import KnownLogs, Sources, given
+from audit.ledger.sources import KnownLogs, Sources, cosigned, given
 
 
 def verify(sources: Sources) -> Report:
@@ -61,12 +61,17 @@ class _Verification:
         known = memory is not None and memory.sealed(META) is not None
         if ledger is None or not (known or (ledger / META).is_dir()):
             return None
-        further = given(self._sources, META)
+        # Before the newest one: a log only grows, so this one is no larger.
+        further = [*cosigned(self._sources), *given(self._sources, META)]
+        seen = [c.claim.size for c in further if c.claim is not None and c.claim.cosigned]
+        self._evidence = Evidence(max(seen, default=0))
         report, claim = check_log(
             self._sources, META, META, Source.META, further, self._evidence.gather
         )
         self._meta_size = claim.size if claim else 0
         self._is_cosigned = claim is not None and claim.cosigned
+        if any(f.kind is Kind.FORK for f in report.findings):
+            self._evidence.seen.clear()  # the witness has seen another history
         if any(f.kind in (Kind.DIVERGENT, Kind.UNTRUSTED) for f in report.findings):
             self._evidence.close()  # it proves nothing about the others
             self._evidence, self._is_cosigned = Evidence(), False
@@ -82,11 +87,11 @@ class _Verification:
         report, claim = check_log(
             self._sources, log, tenant, Source.LEDGER, further, lambda chunk: None, self._evidence
         )
-        seen = self._evidence.newest.get(log) if self._is_cosigned else None
-        cosigned = seen[0] if seen else 0
+        newest = self._evidence.newest.get(log) if self._is_cosigned else None
+        seen = newest[0] if newest else self._evidence.seen.get(log, 0)
         if claim is not None and claim.cosigned:
-            cosigned = max(cosigned, claim.size)
-        return replace(report, cosigned=min(cosigned, report.sealed))
+            seen = max(seen, claim.size)
+        return replace(report, cosigned=min(seen, report.sealed))
 
     def _unsealed_tenants(self) -> Iterator[LogReport]:
         memory = self._sources.memory

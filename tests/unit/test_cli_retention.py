@@ -41,9 +41,9 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> InMemory:
     return memory
 
 
-def run(*args: str) -> Result:
+def run(*args: str, command: str = "prune") -> Result:
     obj: Any = SimpleNamespace(app=SimpleNamespace(conf={}), no_color=False)
-    return CliRunner().invoke(audit, ["prune", *args], obj=obj)
+    return CliRunner().invoke(audit, [command, *args], obj=obj)
 
 
 def bundles(tmp_path: Path) -> int:
@@ -80,6 +80,29 @@ def test_pruning_all(memory: InMemory, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert bundles(tmp_path) == 0
     assert len(list(memory.rows())) == 90
+
+
+def test_what_is_left_can_be_exported(memory: InMemory, tmp_path: Path) -> None:
+    """A pack of rows behind the pruned ones; one that would need those says so."""
+    for _ in range(2):
+        identity = make_identity()
+        memory.emit(started(identity, ts="2026-03-01T00:00:00.000000Z"))
+        memory.emit(completed(identity, ts="2026-03-01T00:00:00.000000Z"))
+    assert run("--before", LIMIT, "--tenant", TENANT).exit_code == 0
+
+    def export(name: str, *more: str) -> Result:
+        output = ("--tenant", TENANT, "-o", str(tmp_path / name))
+        return run(*output, *more, command="export")
+
+    done = export("a", "--since", "2026-02-15T00:00:00Z")
+    assert done.exit_code == 0, done.output
+    for more in ((), ("--since", "2025-12-01T00:00:00Z"), ("--until", LIMIT)):
+        said = export("b", *more).output
+        assert "rows 0 to 255 are not here" in said
+        assert "ask --since" in said
+    empty = export("c", "--since", "2999-01-01T00:00:00Z").output
+    assert "no sealed row lies in that time" in empty
+    assert "rows 0 to 255 are not here" in empty
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -12,13 +13,17 @@ import pytest
 from audit.embedded import EmbeddedServer
 from audit.errors import LedgerDamagedError
 from audit.ledger.archive import Archive, read_through
+from audit.ledger.claims import Trust
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.retention import HotRetention
+from audit.ledger.sources import Sources
+from audit.ledger.subject import Limits
 from audit.ledger.tiles import Tile
+from audit.ledger.verifier import verify
 from audit.memory import AuditMemory
 from audit.memory.base import RowFilter
 from audit.testing import FakeClock, InMemory
-from tests.sealing import OTHER, log_of, seal
+from tests.sealing import KEYS, OTHER, PREFIX, log_of, seal
 from tests.support import TENANT, checked_memory, completed, make_identity, started, wait_until
 
 OLD: Final = "2026-01-01T00:00:00.000000Z"
@@ -53,13 +58,14 @@ def test_old_sealed_rows_leave_the_memory(tmp_path: Path) -> None:
     memory = InMemory()
     write(memory, 700, OLD)
     write(memory, 30, OLD, OTHER)
+    write(memory, 1, NEW, OTHER)
     write(memory, 20, NEW)
     write(memory, 5, OLD)
     seal(memory, tmp_path)
     before = stored(memory)
     assert hot(memory, tmp_path).trim() == 1460
     assert stored(memory) == before[1400:]
-    assert stored(memory, OTHER) == []
+    assert len(stored(memory, OTHER)) == 2
     assert read(memory, tmp_path) == before
     assert hot(memory, tmp_path).trim() == 0
 
@@ -69,15 +75,37 @@ def test_a_row_that_is_not_sealed_stays(tmp_path: Path) -> None:
     memory = InMemory()
     assert hot(memory, tmp_path).trim() == 0
     write(memory, 10, OLD)
+    write(memory, 1, "2026-01-01T11:00:00.000000Z")
     assert hot(memory, tmp_path).trim() == 0
     seal(memory, tmp_path)
     write(memory, 3, OLD)
+    write(memory, 1, NEW)
     before = stored(memory)
     assert hot(memory, tmp_path).trim() == 20
-    assert stored(memory) == before[20:]
+    assert hot(memory, tmp_path).trim() == 0
+    seal(memory, tmp_path)
+    assert hot(memory, tmp_path).trim() == 8
     assert not seal(memory, tmp_path).faults
-    assert hot(memory, tmp_path).trim() == 6
-    assert read(memory, tmp_path) == before
+    write(memory, 1, NEW)
+    assert not seal(memory, tmp_path).faults
+    assert read(memory, tmp_path)[:-2] == before
+
+
+def test_age_counts_from_the_newest_sealed_rows(tmp_path: Path) -> None:
+    """A tenant that is quiet keeps the last hour before its newest row, whatever the clock says."""
+    memory = InMemory()
+    write(memory, 5, OLD)
+    write(memory, 5, "2026-01-01T00:59:59.999999Z")
+    write(memory, 5, "2026-01-01T01:00:00.000000Z")
+    seal(memory, tmp_path)
+    assert hot(memory, tmp_path).trim() == 0
+    write(memory, 1, "2026-01-01T01:00:00.000001Z")
+    seal(memory, tmp_path)
+    assert hot(memory, tmp_path).trim() == 10
+    keys = Trust(KEYS.verifiers, PREFIX)
+    limits = Limits(hot_for=3600.0)
+    report = verify(Sources(trust=keys, ledger=tmp_path, memory=memory, limits=limits))
+    assert [log.findings for log in report.logs] == [(), ()]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +117,7 @@ def test_the_limit_is_exact(tmp_path: Path, ts: str, gone: int) -> None:
     memory = InMemory()
     write(memory, 5, OLD)
     write(memory, 5, ts)
+    write(memory, 1, NEW)
     seal(memory, tmp_path)
     assert hot(memory, tmp_path).trim() == gone
 
@@ -100,37 +129,40 @@ def test_rows_of_an_open_invocation_stay(tmp_path: Path) -> None:
     identity = make_identity()
     memory.emit(started(identity, ts=OLD))
     write(memory, 700, OLD)
+    write(memory, 1, NEW)
     seal(memory, tmp_path)
     assert hot(memory, tmp_path).trim() == 10
     assert [row.request_id for row in memory.running()] == [identity.request_id]
     memory.emit(completed(identity, ts=OLD))
     seal(memory, tmp_path)
-    assert hot(memory, tmp_path).trim() == 1402
+    assert hot(memory, tmp_path).trim() == 1401
 
 
 def test_a_row_that_is_not_in_its_bundle_stays(tmp_path: Path) -> None:
     """A missing bundle keeps its rows in the memory: it is their last copy."""
     memory = InMemory()
     write(memory, 300, OLD)
+    write(memory, 1, NEW)
     seal(memory, tmp_path)
     log = LedgerFolder(tmp_path).log(log_of(TENANT))
     (log.root / Tile(None, 1).to_path()).unlink()
     assert hot(memory, tmp_path).trim() == 256
     assert hot(memory, tmp_path).trim() == 0
-    assert len(stored(memory)) == 344
+    assert len(stored(memory)) == 346
 
 
 def test_a_changed_row_stays_and_is_an_alarm(tmp_path: Path) -> None:
     """Where memory and bundle differ nothing is trimmed, so that both can be looked at."""
     memory = InMemory()
     write(memory, 300, OLD)
+    write(memory, 1, NEW)
     seal(memory, tmp_path)
     log = LedgerFolder(tmp_path).log(log_of(TENANT))
     path = log.root / Tile(None, 0).to_path()
     path.write_bytes(path.read_bytes().replace(b"triage", b"triaGe", 1))
     with pytest.raises(LedgerDamagedError, match="not what was sealed"):
         hot(memory, tmp_path).trim()
-    assert len(stored(memory)) == 600
+    assert len(stored(memory)) == 602
 
 
 def test_a_real_server_is_trimmed_alike(tmp_path: Path) -> None:
@@ -151,6 +183,7 @@ def test_in_the_background_every_fault_is_told_once(
     """An outage and damage, by what they mean; the work is begun again, and never twice at once."""
     memory, clock = InMemory(), FakeClock()
     write(memory, 300, OLD)
+    write(memory, 1, NEW)
     seal(memory, tmp_path)
     keeper = hot(memory, tmp_path, every=10, clock=clock)
     log = LedgerFolder(tmp_path).log(log_of(TENANT))
@@ -166,10 +199,11 @@ def test_in_the_background_every_fault_is_told_once(
     again()
     wait_until(lambda: caplog.records)
     wait_until(lambda: keeper.poke())
+    wait_until(lambda: "hot retention" not in {t.name for t in threading.enumerate()})
     clock.pass_by(11)
     (tmp_path / "whole").write_bytes(whole)
     (tmp_path / "whole").rename(path)  # at once, for somebody may be reading
     wait_until(lambda: keeper.poke())
-    wait_until(lambda: not stored(memory))
+    wait_until(lambda: len(stored(memory)) == 2)
     told = [(r.levelno, r.__dict__["severity"]) for r in caplog.records if r.name == "audit"]
     assert told == [(logging.CRITICAL, "sev-1")]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -16,6 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from audit.errors import CheckpointError
+from audit.ledger.checkpoint import Checkpoint
 from audit.ledger.claims import Trust
 from audit.ledger.cosignature import Cosignature, message
 from audit.ledger.finding import Kind, LogReport, Source, Verdict
@@ -44,6 +46,7 @@ from tests.ledger_writer import (
     write_tree,
 )
 from tests.support import HASH, make_ending, make_identity
+from tests.witness import FakeWitness
 
 SIGNER = SignerKey.generate(PREFIX, random=lambda count: b"k" * count)
 TENANT = TENANTS[0]
@@ -413,6 +416,31 @@ def test_what_a_witness_has_seen_is_told_apart(ledger: PlainLedger) -> None:
     assert check(ledger).cosigned == 0
     trust = Trust((SIGNER.verifier, witness), PREFIX)
     assert check(ledger, trust=trust).cosigned == COUNT
+
+
+def test_an_older_cosigned_checkpoint_covers_what_it_gathered(tmp_path: Path) -> None:
+    """Beside the newest checkpoint stands the newest cosigned one; another tree there is a fork."""
+    fake = FakeWitness("witness.example")
+    trust = Trust((SIGNER.verifier, fake.key), PREFIX)
+    memory = PlainMemory()
+    plain = PlainLedger(tmp_path / "a", memory, SIGNER)
+    fill(memory, TENANT, rows_of(TENANT, 600, Random(5)))
+    plain.round({TENANT: 400})
+    plain.finish()
+    older = Note.parse((plain.root / META / "checkpoint").read_bytes())
+    plain.round({TENANT: 600})
+    plain.finish()
+    path = plain.root / META / "checkpoint.cosigned"
+    path.write_bytes(older.adding(Signature.parse(fake.line(older.text)[:-1])).to_bytes())
+    assert check(plain).cosigned == 0
+    report = check(plain, trust=trust)
+    assert (report.sealed, report.cosigned, report.findings) == (600, 400, ())
+    tree = replace(Checkpoint.parse(older.text), root=bytes(32))
+    forked = tree.sign(SIGNER.renamed(tree.origin))
+    path.write_bytes(forked.adding(Signature.parse(fake.line(forked.text)[:-1])).to_bytes())
+    report = verify(Sources(trust=trust, ledger=plain.root, memory=plain.memory))
+    assert Kind.FORK in {finding.kind for log in report.logs for finding in log.findings}
+    assert {log.cosigned for log in report.logs} == {0}
 
 
 def test_a_sealer_between_two_writes_is_waited_for(ledger: PlainLedger) -> None:

@@ -137,6 +137,7 @@ def bad_lines(fake: FakeWitness) -> dict[str, bytes]:
         "nothing": b"",
         "no newline": raw[:-1],
         "more behind it": raw + b"garbage\n",
+        "less than a line behind it": raw + b"garbage",
         "no dash": raw.replace("\N{EM DASH}".encode(), b"-"),
         "no text": b"\xff\xfe\n",
         "bytes": bytes(range(256)),
@@ -195,16 +196,23 @@ def test_the_time_is_that_of_both_requests(fake: FakeWitness) -> None:
 
 
 def test_a_huge_answer_is_not_read(fake: FakeWitness) -> None:
-    """An answer without end is left when it is longer than any could be."""
+    """An answer without end is left when it is longer than any could be, and not when time is."""
+    sent: list[int] = []
+    left = threading.Event()
 
     def flood(handler: Any) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        while True:
-            handler.wfile.write(b"x" * 65_536)
+        try:
+            while not left.is_set():
+                sent.append(handler.wfile.write(b"x" * 65_536))
+        finally:
+            left.set()
 
     fake.answers = [flood]
     with pytest.raises(WitnessError):
         cosign(fake)
+    assert left.wait(20)
+    assert sum(sent) < 50 << 20  # what lies in buffers of the two ends
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 abc\r\n\r\n", b"\x00" * 70_000, b"SSH-2.0-x\r\n"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -144,6 +144,25 @@ def test_an_outage_holds_up_no_other(ledger: Ledger, fakes: list[FakeWitness]) -
     assert ledger.who(*fakes) == (9, {fake.name for fake in fakes})
 
 
+def test_all_are_asked_at_once(ledger: Ledger, fakes: list[FakeWitness]) -> None:
+    """Each of them waits until the other two have been asked as well."""
+    ledger.grow(5)
+    all_asked = threading.Barrier(3, timeout=20)
+
+    def together(fake: FakeWitness) -> Callable[[object], tuple[int, str, bytes]]:
+        def answer(_: object) -> tuple[int, str, bytes]:
+            all_asked.wait()
+            return fake.answer(fake.asked[0])
+
+        return answer
+
+    for fake in fakes:
+        fake.answers = [together(fake)]
+    did = ledger.witnessing(*fakes, seconds=5).round()
+    assert did is not None
+    assert did.cosigned == {fake.name for fake in fakes}
+
+
 def test_without_a_cosignature_the_older_one_stays(
     ledger: Ledger, fakes: list[FakeWitness]
 ) -> None:
@@ -225,6 +244,17 @@ def test_a_larger_tree_of_another_keeper_is_no_alarm(
     did = ledger.witnessing(fakes[0]).round()
     assert did is not None
     assert getattr(did.faults["w0.example"], "disagrees", None) is False
+
+
+def test_as_large_a_tree_with_another_root_stays_an_alarm(
+    ledger: Ledger, fakes: list[FakeWitness]
+) -> None:
+    """The log is as large as what the witness has seen, and that is no excuse."""
+    ledger.grow(5)
+    fakes[0].answers = [(409, SIZE, b"5\n")] * 2
+    did = ledger.witnessing(fakes[0]).round()
+    assert did is not None
+    assert getattr(did.faults["w0.example"], "disagrees", None) is True
 
 
 def test_a_damaged_file_is_made_anew(ledger: Ledger, fakes: list[FakeWitness]) -> None:
