@@ -385,15 +385,65 @@ def test_a_memory_may_begin_later_where_retention_allows_it(ledger: PlainLedger)
     rows = ledger.memory.rows[TENANT]
     del rows[:500]
     assert kinds(check(ledger)) == [(Kind.DELETED, Source.MEMORY, 0, 500)]
-    hot = check(ledger, limits=Limits(hot_for=5.0))
-    assert (hot.findings, hot.trimmed, hot.verdict) == ((), 500, Verdict.RIGHT)
-    assert kinds(check(ledger, limits=Limits(hot_for=5.1))) == [
-        (Kind.DELETED, Source.MEMORY, 0, 500)
-    ]
+    last = datetime.fromisoformat(AuditRow.from_bytes(ledger.entries[TENANT][499]).ts)
+    hot = Limits(hot_for=60, now=lambda: last.timestamp() + 60)
+    found = check(ledger, limits=hot)
+    assert (found.findings, found.trimmed, found.verdict) == ((), 500, Verdict.RIGHT)
+    young = Limits(hot_for=60, now=lambda: last.timestamp() + 59.9)
+    assert kinds(check(ledger, limits=young)) == [(Kind.DELETED, Source.MEMORY, 0, 500)]
     del rows[3]
-    assert kinds(check(ledger, limits=Limits(hot_for=5.0))) == [
-        (Kind.DELETED, Source.MEMORY, 503, 1)
-    ]
+    assert kinds(check(ledger, limits=hot)) == [(Kind.DELETED, Source.MEMORY, 503, 1)]
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_a_quiet_memory_may_have_been_trimmed_to_the_end(ledger: PlainLedger, left: int) -> None:
+    """All that was sealed is old; rows behind it are unsealed ones, and no more."""
+    fill(ledger.memory, TENANT, rows_of(TENANT, left, Random(5)) if left else [])
+    del ledger.memory.rows[TENANT][:COUNT]
+    found = check(ledger, limits=Limits(hot_for=60))
+    assert (found.findings, found.trimmed, found.unsealed) == ((), COUNT, left)
+    assert kinds(check(ledger)) == [(Kind.CUT, Source.MEMORY, 0, COUNT)]
+
+
+def test_more_may_be_trimmed_than_can_be_aligned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the memory begins is looked up; edited rows behind that are found all the same."""
+    monkeypatch.setattr("audit.ledger.alignment.WINDOW", 256)
+    monkeypatch.setattr("audit.ledger.alignment.MOST", 256)
+    ledger = sealed(tmp_path / "a", rows_of(TENANT, 3_000, Random(3)))
+    del ledger.memory.rows[TENANT][:1_700]
+    hot = Limits(hot_for=60)
+    found = check(ledger, limits=hot)
+    assert (found.findings, found.trimmed, found.checked) == ((), 1_700, 3_000)
+    rows = ledger.memory.rows[TENANT]
+    rows[900] = PlainEntry(rows[900].position, change(ledger, 2_600)[2_600])
+    assert kinds(check(ledger, limits=hot)) == [(Kind.EDITED, Source.MEMORY, 2_600, 1)]
+    rows[0] = PlainEntry(rows[0].position, change(ledger, 1_700)[1_700])
+    assert check(ledger, limits=hot).verdict is Verdict.WRONG
+
+
+def test_what_is_trimmed_while_it_is_read_is_no_finding(ledger: PlainLedger) -> None:
+    """The verifier has read a page, then the keeper trims beyond it."""
+    memory, entries = ledger.memory, ledger.memory.entries
+
+    def meanwhile(tenant_id: str, after: str | None, limit: int) -> list[PlainEntry]:
+        if after == "100-0" and memory.rows[TENANT][0].position == "1-0":
+            del memory.rows[TENANT][:700]
+            return memory.rows[TENANT][:limit]
+        return entries(tenant_id, after, min(limit, 100))
+
+    memory.entries = meanwhile  # type: ignore[method-assign]
+    found = check(ledger, limits=Limits(hot_for=60))
+    assert (found.findings, found.trimmed) == ((), 600)
+
+
+def test_forged_positions_hide_nothing(ledger: PlainLedger) -> None:
+    """They say that the memory has only new rows; the rows say otherwise."""
+    rows = ledger.memory.rows[TENANT]
+    rows[10] = PlainEntry(rows[10].position, change(ledger, 10)[10])
+    rows[:] = [PlainEntry(f"9{at:06}-0", row.stored) for at, row in enumerate(rows)]
+    assert check(ledger, limits=Limits(hot_for=60)).verdict is Verdict.WRONG
 
 
 # --- witnesses and sealers ------------------------------------------------------------------------
