@@ -30,10 +30,12 @@ class Evidence:
 
     Attributes:
         newest: of each log the size, the root, and the place in the meta log.
+        cosigned: how many of the meta log's entries a witness has seen.
     """
 
     def __init__(self) -> None:
         self.newest: dict[str, tuple[int, bytes, int]] = {}
+        self.cosigned = 0
         self._spill = Spill(_RECORD.size)
         self._records: Iterator[bytes] = iter(())
         self._next: bytes | None = None
@@ -80,7 +82,7 @@ class Evidence:
             self._next = next(self._records, None)
             if digest == wanted and size <= most:
                 name = f"the checkpoint at {index:,} of the meta log"
-                yield Claim(Source.META, name, size, root)
+                yield Claim(Source.META, name, size, root, cosigned=index < self.cosigned)
 
 
 def digest_of(log: str) -> bytes:

@@ -69,6 +69,7 @@ class FileReport:
         return LogReport(
             log=subject.log, tenant=subject.tenant, sealed=self._check.size,
             checked=self._check.checked, unsealed=unsealed, trimmed=trimmed,
+            cosigned=self._check.roots.cosigned_to,
             pruned=sum(count for _, count in self._check.bodiless), findings=tuple(findings),
         )  # fmt: skip
 

@@ -142,6 +142,17 @@ def given(sources: Sources, log: str) -> list[Claimed]:
     ]
 
 
+def cosigned(sources: Sources) -> list[Claimed]:
+    """The newest checkpoint of the meta log that a witness has cosigned, mostly an older one.
+
+    It has to be read before the newest one is, so that it cannot have overtaken it.
+    """
+    raw = _content(sources.ledger / META / "checkpoint.cosigned") if sources.ledger else None
+    if raw is None:
+        return []
+    return [read_claim(raw, META, Source.META, "the cosigned checkpoint", sources.trust)]
+
+
 def _alike(now: _Snapshot) -> bool:
     """Whether both are one checkpoint, whatever witnesses have added to one of them."""
     if now.in_file is None or now.in_memory is None:

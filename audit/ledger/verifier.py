@@ -18,7 +18,7 @@ from audit.ledger.evidence import Evidence, digest_of
 from audit.ledger.finding import META, Kind, LogReport, Report, Source
 from audit.ledger.held_rows import MemoryRows
 from audit.ledger.log_check import check_log
-from audit.ledger.sources import KnownLogs, Sources, given
+from audit.ledger.sources import KnownLogs, Sources, cosigned, given
 
 
 def verify(sources: Sources) -> Report:
@@ -38,7 +38,6 @@ class _Verification:
         self._known = KnownLogs(sources)
         self._evidence = Evidence()
         self._meta_size = 0
-        self._is_cosigned = False
 
     def close(self) -> None:
         self._evidence.close()
@@ -61,15 +60,16 @@ class _Verification:
         known = memory is not None and memory.sealed(META) is not None
         if ledger is None or not (known or (ledger / META).is_dir()):
             return None
-        further = given(self._sources, META)
+        further = [*given(self._sources, META), *cosigned(self._sources)]
         report, claim = check_log(
             self._sources, META, META, Source.META, further, self._evidence.gather
         )
         self._meta_size = claim.size if claim else 0
-        self._is_cosigned = claim is not None and claim.cosigned
-        if any(f.kind in (Kind.DIVERGENT, Kind.UNTRUSTED) for f in report.findings):
+        self._evidence.cosigned = report.cosigned
+        trusted = claim is not None and claim.trusted
+        if not trusted or any(f.kind is Kind.DIVERGENT for f in report.findings):
             self._evidence.close()  # it proves nothing about the others
-            self._evidence, self._is_cosigned = Evidence(), False
+            self._evidence = Evidence()
         found = tuple(replace(finding, tenant=None) for finding in report.findings)
         return replace(report, tenant=None, findings=found) if found or report.sealed else None
 
@@ -79,14 +79,10 @@ class _Verification:
             meta = self._sources.ledger / META
             claimed = self._evidence.claim(log, meta, self._meta_size, self._sources.trust)
             further += [claimed] if claimed else []
-        report, claim = check_log(
+        report, _ = check_log(
             self._sources, log, tenant, Source.LEDGER, further, lambda chunk: None, self._evidence
         )
-        seen = self._evidence.newest.get(log) if self._is_cosigned else None
-        cosigned = seen[0] if seen else 0
-        if claim is not None and claim.cosigned:
-            cosigned = max(cosigned, claim.size)
-        return replace(report, cosigned=min(cosigned, report.sealed))
+        return report
 
     def _unsealed_tenants(self) -> Iterator[LogReport]:
         memory = self._sources.memory

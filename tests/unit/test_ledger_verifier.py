@@ -13,16 +13,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from audit.errors import CheckpointError
+from audit.ledger.checkpoint import Checkpoint
 from audit.ledger.claims import Trust
-from audit.ledger.cosignature import Cosignature, message
 from audit.ledger.finding import Kind, LogReport, Source, Verdict
 from audit.ledger.invocations import Invocations, glance, request_id_of
 from audit.ledger.keys import LedgerKeys
-from audit.ledger.note import Note, Signature
-from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
+from audit.ledger.note_key import SignerKey
 from audit.ledger.sealer import Sealer
 from audit.ledger.sources import Sources
 from audit.ledger.spill import Spill
@@ -36,11 +34,14 @@ from tests.ledger_writer import (
     META,
     PREFIX,
     TENANTS,
+    WITNESS,
     PlainEntry,
     PlainLedger,
     PlainMemory,
+    cosigned,
     fill,
     rows_of,
+    tree_root,
     write_tree,
 )
 from tests.support import HASH, make_ending, make_identity
@@ -449,20 +450,82 @@ def test_forged_positions_hide_nothing(ledger: PlainLedger) -> None:
 # --- witnesses and sealers ------------------------------------------------------------------------
 
 
+WITNESSED = Trust((SIGNER.verifier, WITNESS), PREFIX)
+
+
+def cosigned_file(ledger: PlainLedger) -> Path:
+    return ledger.root / META / "checkpoint.cosigned"
+
+
+def meta_report(ledger: PlainLedger, **more: Any) -> LogReport:
+    sources = Sources(trust=WITNESSED, ledger=ledger.root, memory=ledger.memory, **more)
+    return next(log for log in verify(sources).logs if log.log == META)
+
+
 def test_what_a_witness_has_seen_is_told_apart(ledger: PlainLedger) -> None:
     """Whoever cosigned the meta log has seen every checkpoint in it; only with a known key."""
-    private = Ed25519PrivateKey.from_private_bytes(b"w" * 32)
-    public = private.public_key().public_bytes_raw()
-    witness = VerifierKey("witness.example", public, Algorithm.COSIGNATURE)
     path = ledger.root / META / "checkpoint"
-    note = Note.parse(path.read_bytes())
-    made = Cosignature(1_800_000_000, private.sign(message(1_800_000_000, note.text.encode())))
-    line = Signature(witness.name, witness.key_id, made.to_bytes())
-    path.write_bytes(note.adding(line).to_bytes())
-    ledger.append(TENANT, [row.stored for row in ledger.memory.rows[TENANT]][:COUNT])
+    path.write_bytes(cosigned(path.read_bytes()))
     assert check(ledger).cosigned == 0
-    trust = Trust((SIGNER.verifier, witness), PREFIX)
-    assert check(ledger, trust=trust).cosigned == COUNT
+    assert check(ledger, trust=WITNESSED).cosigned == COUNT
+
+
+def test_a_smaller_meta_log_that_was_cosigned_speaks_for_what_is_in_it(ledger: PlainLedger) -> None:
+    """Sealing has gone on since: the newest checkpoint of each log among the entries seen."""
+    cosigned_file(ledger).write_bytes(cosigned(ledger.note(META, 1)))
+    assert (meta_report(ledger).sealed, meta_report(ledger).cosigned) == (2, 1)
+    found = check(ledger, trust=WITNESSED)
+    assert (found.findings, found.sealed, found.cosigned) == ((), COUNT, 400)
+    assert check(ledger).cosigned == 0
+    cosigned_file(ledger).write_bytes(cosigned(ledger.note(META, 2)))
+    assert check(ledger, trust=WITNESSED, memory=False).cosigned == COUNT
+
+
+@pytest.mark.parametrize("forgery", ["another key", "another size", "another signature", "junk"])
+def test_a_forged_cosigned_checkpoint_counts_for_nothing(ledger: PlainLedger, forgery: str) -> None:
+    """It is a finding of the meta log, whose entries are believed as without it."""
+    right = cosigned(ledger.note(META, 1))
+    origin = f"{PREFIX}/{META}"
+    other = SignerKey.generate(origin, random=lambda count: b"x" * count)
+    unsigned = Checkpoint(origin, 1, tree_root(ledger.entries[META][:1]))
+    forged = {
+        "another key": cosigned(unsigned.sign(other).to_bytes()),
+        "another size": right.replace(b"\n1\n", b"\n2\n", 1),
+        "another signature": right[:-6] + b"AAAA=\n"[-6:],
+        "junk": b"junk",
+    }
+    cosigned_file(ledger).write_bytes(forged[forgery])
+    meta = meta_report(ledger)
+    assert {f.kind for f in meta.findings} <= {Kind.UNTRUSTED, Kind.MALFORMED}
+    assert (len(meta.findings), meta.cosigned) == (1, 0)
+    found = check(ledger, trust=WITNESSED)
+    assert (found.findings, found.cosigned) == ((), 0)
+
+
+@pytest.mark.parametrize(("size", "kind"), [(1, Kind.FORK), (2, Kind.FORK), (3, Kind.ROLLBACK)])
+def test_a_cosigned_checkpoint_of_another_history_is_a_finding(
+    ledger: PlainLedger, size: int, kind: Kind
+) -> None:
+    """The ledger's own key has signed it, and the witness: two histories, or a meta log that was
+    rolled back behind what the witness has seen. What it says it has seen is not this log."""
+    cosigned_file(ledger).write_bytes(cosigned(ledger.sign(META, size, b"f" * 32)))
+    meta = meta_report(ledger)
+    assert kind in {finding.kind for finding in meta.findings}
+    assert (meta.cosigned, check(ledger, trust=WITNESSED).cosigned) == (0, 0)
+
+
+def test_a_cosignature_speaks_for_no_rows_that_are_not_those_it_was_given_for(
+    ledger: PlainLedger,
+) -> None:
+    """The log has another root now than the checkpoint that the witness has seen."""
+    cosigned_file(ledger).write_bytes(cosigned(ledger.note(META, 1)))
+    ledger.entries.pop(TENANT)
+    shutil.rmtree(folder(ledger))
+    rows = [row.stored for row in ledger.memory.rows[TENANT]]
+    ledger.append(TENANT, [*rows[:100], *rows[101:], rows[0]])
+    found = check(ledger, trust=WITNESSED, memory=False)
+    assert Kind.FORK in {finding.kind for finding in found.findings}
+    assert found.cosigned == 0
 
 
 def test_a_sealer_between_two_writes_is_waited_for(ledger: PlainLedger) -> None:
