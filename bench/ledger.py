@@ -42,7 +42,7 @@ from bench.writer import TENANTS, rows
 #: emits of one turn.
 HISTORY_PER_TASK: Final = 100
 DELAYED_PER_TASK: Final = 5
-EMITS_PER_TASK: Final = 10
+EMITS_PER_TASK: Final = 20
 #: Rows a second whose delay is measured.
 PACE: Final = 500
 #: Seconds between two looks at the newest checkpoint.
