@@ -42,7 +42,13 @@ _OPEN_SECONDS: Final = 30.0
     type=click.File("rb"),
     help="A checkpoint that you kept: the log must have grown from it.",
 )
-@click.option("--key", "keys", metavar="VKEY", multiple=True, help="Trust this key, no other.")
+@click.option(
+    "--key",
+    "keys",
+    metavar="VKEY",
+    multiple=True,
+    help="Trust this key, no other; of the ledger, or of a witness.",
+)
 @click.option("--ledger", metavar="DIR", type=_FOLDER, help="Check this folder (a copy) alone.")
 @click.option(
     "--only", type=click.Choice(["memory", "files"]), help="Leave the other side out of it."
@@ -112,6 +118,8 @@ def _known(
 ) -> tuple[tuple[VerifierKey, ...], str | None, bytes | None]:
     """The keys that count, what origins begin with, and the secret, where that is at hand."""
     named = tuple(map(_parsed, given))
+    if not any(key.algorithm is Algorithm.COSIGNATURE for key in named):
+        named += tuple(_witness_key(vkey) for _, vkey in settings.ledger_witnesses)
     if any(key.algorithm is Algorithm.ED25519 for key in named):
         return named, None if own else settings.ledger_origin, None
     if settings.ledger_keys and not own:
@@ -130,6 +138,13 @@ def _parsed(text: str) -> VerifierKey:
         return VerifierKey.parse(text)
     except NoteKeyError as error:
         raise click.BadParameter(str(error), param_hint="'--key'") from None
+
+
+def _witness_key(text: str) -> VerifierKey:
+    try:
+        return VerifierKey.parse(text)
+    except NoteKeyError as error:
+        raise click.UsageError(f"audit_ledger_witnesses: {error}") from None
 
 
 def _keys_of(folder: Path) -> tuple[VerifierKey, ...]:

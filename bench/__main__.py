@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         help="tasks of a round (1000); twice as many emits of each writer, a tenth as many round"
         " trips, 20 times as many invocations in the memory section, 1,000 times as many in the"
         " history of the sweep section, a quarter as many turns in the privacy section, 100"
-        " times as many sealed rows and 10 times as many emits of each turn in the ledger section",
+        " times as many sealed rows and 20 times as many emits of each turn in the ledger section",
     )
     parser.add_argument("--only", choices=SECTIONS, help="one section instead of all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")

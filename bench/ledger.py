@@ -1,7 +1,8 @@
-"""What the ledger costs: sealing a history, how soon a row is sealed, and what emits notice of it.
+"""What the ledger costs: sealing and verifying a history, the delay of a seal, what emits notice.
 
 The sealer is a process of its own, as the keeper is. The rate is that of sealing a whole history at
-once, reading it from the server included. The delay is that of rows which come at a steady pace,
+once, reading it from the server included; that history is then verified, in this process, with the
+server and without. The delay is that of rows which come at a steady pace,
 from the end of their emit until the memory has a checkpoint that covers them. Emits beside a sealer
 and without one take turns; what the sealer has to catch up with in between is not timed.
 """
@@ -22,7 +23,12 @@ from typing import Any, Final
 from audit import open_memory
 from audit.embedded import EmbeddedServer
 from audit.ledger.checkpoint import Checkpoint
+from audit.ledger.claims import Trust
+from audit.ledger.finding import Verdict
+from audit.ledger.folder import LedgerFolder
 from audit.ledger.note import Note
+from audit.ledger.sources import Sources
+from audit.ledger.verifier import verify
 from audit.memory import AuditMemory
 from audit.row import AuditRow
 from bench.crew import turns
@@ -36,7 +42,7 @@ from bench.writer import TENANTS, rows
 #: emits of one turn.
 HISTORY_PER_TASK: Final = 100
 DELAYED_PER_TASK: Final = 5
-EMITS_PER_TASK: Final = 10
+EMITS_PER_TASK: Final = 20
 #: Rows a second whose delay is measured.
 PACE: Final = 500
 #: Seconds between two looks at the newest checkpoint.
@@ -45,6 +51,7 @@ LOOK: Final = 0.005
 WARM_UP: Final = 2
 
 RATE_AIM: Final = 20_000
+VERIFY_AIM: Final = 50_000
 DELAY_AIM: Final = 3.0
 EMIT_AIM: Final = 1.15
 FLAT: Final = 8 * 2**20
@@ -76,17 +83,31 @@ class Sealing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Verifying:
+    """What verifying that history took: how many rows were hashed again, in how many seconds."""
+
+    what: str
+    rows: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.rows / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Ledger:
     """All that was measured; delays and emits in seconds, the latter the median of each turn."""
 
     sealing: Sealing
+    verifying: list[Verifying]
     delays: list[float]
     without: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
 
 
 @contextmanager
-def _sealer(**options: Any) -> Iterator[tuple[EmbeddedServer, Program]]:
+def _sealer(**options: Any) -> Iterator[tuple[EmbeddedServer, Program, Path]]:
     with TemporaryDirectory(prefix="bench-") as folder, EmbeddedServer(**options) as server:
         directory = Path(folder)
         program = Program(
@@ -94,25 +115,43 @@ def _sealer(**options: Any) -> Iterator[tuple[EmbeddedServer, Program]]:
         )
         try:
             program.answer()
-            yield server, program
+            yield server, program, directory / "ledger"
         finally:
             program.end()
 
 
 def measure(rounds: int, tasks: int) -> Ledger:
     """A history, then a steady pace, then turns of emits, each with a server of its own."""
-    sealing = _history(HISTORY_PER_TASK * tasks)
+    sealing, verifying = _history(HISTORY_PER_TASK * tasks)
     delays = _delays(DELAYED_PER_TASK * tasks)
     without, beside = _emits(rounds, EMITS_PER_TASK * tasks)
-    return Ledger(sealing=sealing, delays=delays, without=without, beside=beside)
+    return Ledger(
+        sealing=sealing, verifying=verifying, delays=delays, without=without, beside=beside
+    )
 
 
-def _history(count: int) -> Sealing:
-    with _sealer(options={"appendonly": "no"}) as (server, program):
+def _history(count: int) -> tuple[Sealing, list[Verifying]]:
+    with _sealer(options={"appendonly": "no"}) as (server, program, folder):
         memory = open_memory(server.url, timeout=60)
         write(server.url, memory, history(count // 2, closed=True))
+        sealing = Sealing(**_order(program, "all"))
+        verifying = [
+            _verified("files and memory", folder, memory),
+            _verified("files alone", folder, None),
+        ]
         memory.close()
-        return Sealing(**_order(program, "all"))
+    return sealing, verifying
+
+
+def _verified(what: str, folder: Path, memory: AuditMemory | None) -> Verifying:
+    trust = Trust(tuple(LedgerFolder(folder).keys()))
+    began = time.perf_counter()
+    report = verify(Sources(trust=trust, ledger=folder, memory=memory))
+    seconds = time.perf_counter() - began
+    if report.verdict is not Verdict.RIGHT:
+        raise BenchError(f"the ledger does not verify: {next(report.findings(), None)}")
+    rows = sum(log.checked for log in report.logs if log.tenant)
+    return Verifying(what=what, rows=rows, seconds=seconds)
 
 
 def _order(program: Program, word: str) -> Any:
@@ -124,7 +163,7 @@ def _order(program: Program, word: str) -> Any:
 
 
 def _delays(count: int) -> list[float]:
-    with _sealer() as (server, program):
+    with _sealer() as (server, program, _):
         memory = open_memory(server.url, timeout=10)
         _order(program, "on")
         seen = _Seen(server.url, TENANTS[0], count)
@@ -183,7 +222,7 @@ class _Seen:
 
 def _emits(rounds: int, count: int) -> tuple[list[float], list[float]]:
     medians: tuple[list[float], list[float]] = ([], [])
-    with _sealer() as (server, program):
+    with _sealer() as (server, program, _):
         memory, endless = open_memory(server.url, timeout=10), rows()
         _timed(memory, list(islice(endless, count)))
         for number in range(rounds):
@@ -210,7 +249,11 @@ def _timed(memory: AuditMemory, prepared: Sequence[AuditRow]) -> list[float]:
 
 
 def report(measured: Ledger) -> str:
-    return "\n\n".join([*_sealing(measured.sealing), *_delay(measured.delays), *_emit(measured)])
+    parts = (
+        _sealing(measured.sealing), _verifying(measured.verifying), _delay(measured.delays),
+        _emit(measured),
+    )  # fmt: skip
+    return "\n\n".join(text for part in parts for text in part)
 
 
 def raw(measured: Ledger) -> dict[str, Any]:
@@ -233,6 +276,13 @@ def _sealing(sealing: Sealing) -> tuple[str, str]:
         f"Aim: {RATE_AIM:,} rows/s sealed: {rate}. Memory of the sealer (under"
         f" {FLAT // 2**20} MiB after {WARM_UP} checkpoints): {flat}.",
     )
+
+
+def _verifying(verifying: Sequence[Verifying]) -> tuple[str, str]:
+    head = ("verifying it", "rows", "seconds", "rows/s")
+    rows = [[v.what, f"{v.rows:,}", f"{v.seconds:.2f}", f"{v.rate:,.0f}"] for v in verifying]
+    word = "reached" if min(v.rate for v in verifying) >= VERIFY_AIM else "MISSED"
+    return table(head, rows), f"Aim: {VERIFY_AIM:,} rows/s verified: {word}."
 
 
 def _delay(delays: Sequence[float]) -> tuple[str, str]:

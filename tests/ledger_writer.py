@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from audit.ledger.checkpoint import Checkpoint, origin_of
+from audit.ledger.cosignature import Cosignature, message
 from audit.ledger.merkle import fold, leaf_hash, root
-from audit.ledger.note_key import SignerKey
+from audit.ledger.note import Note, Signature
+from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
 from audit.ledger.tile_directory import TileDirectory
 from audit.ledger.tiles import WIDTH, encode_entries, encode_hashes, new_tiles
 from audit.row import AuditRow, skill_invoked_completed, skill_invoked_started
@@ -22,6 +26,10 @@ PREFIX = "ledger.example"
 SECRET = b"s" * 32
 META = "meta"
 TENANTS = [f"550e8400-e29b-41d4-a716-44665544000{n}" for n in range(3)]
+_PRIVATE = Ed25519PrivateKey.from_private_bytes(b"w" * 32)
+WITNESS = VerifierKey(
+    "witness.example", _PRIVATE.public_key().public_bytes_raw(), Algorithm.COSIGNATURE
+)
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
@@ -116,6 +124,14 @@ def write_tree(folder: Path, rows: list[bytes], old: int) -> None:
             span = WIDTH**tile.level
             content = encode_hashes([fold(hashes[p * span : (p + 1) * span]) for p in places])
             directory.write(tile, content)
+
+
+def cosigned(raw: bytes) -> bytes:
+    """The same checkpoint with the signature of the witness."""
+    note = Note.parse(raw)
+    made = Cosignature(1_800_000_000, _PRIVATE.sign(message(1_800_000_000, note.text.encode())))
+    line = Signature(WITNESS.name, WITNESS.key_id, made.to_bytes())
+    return note.adding(line).to_bytes()
 
 
 def tree_root(rows: Iterable[bytes]) -> bytes:

@@ -28,18 +28,14 @@ _RECORD: Final = struct.Struct(">16sQQ32s")
 class Evidence:
     """The checkpoints that a meta log has gathered.
 
-    Args:
-        seen_to: so many entries of the meta log a witness has seen.
-
     Attributes:
         newest: of each log the size, the root, and the place in the meta log.
-        seen: of each log the size that a witness has seen.
+        cosigned: how many of the meta log's entries a witness has seen.
     """
 
-    def __init__(self, seen_to: int = 0) -> None:
+    def __init__(self) -> None:
         self.newest: dict[str, tuple[int, bytes, int]] = {}
-        self.seen: dict[str, int] = {}
-        self._seen_to = seen_to
+        self.cosigned = 0
         self._spill = Spill(_RECORD.size)
         self._records: Iterator[bytes] = iter(())
         self._next: bytes | None = None
@@ -55,8 +51,6 @@ class Evidence:
             self._spill.add(_RECORD.pack(digest_of(log), size, index, root))
             if log not in self.newest or self.newest[log][0] <= size:
                 self.newest[log] = size, root, index
-            if index < self._seen_to:
-                self.seen[log] = max(size, self.seen.get(log, 0))
 
     def sort(self) -> None:
         """Everything was gathered."""
@@ -88,7 +82,7 @@ class Evidence:
             self._next = next(self._records, None)
             if digest == wanted and size <= most:
                 name = f"the checkpoint at {index:,} of the meta log"
-                yield Claim(Source.META, name, size, root)
+                yield Claim(Source.META, name, size, root, cosigned=index < self.cosigned)
 
 
 def digest_of(log: str) -> bytes:

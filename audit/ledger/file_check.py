@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from audit.ledger.alignment import Alignment
+from audit.ledger.alignment import WINDOW, Alignment
+from audit.ledger.beginning import beginning, left_out
 from audit.ledger.finding import Finding, Source
 from audit.ledger.held_rows import BundleRows, MemoryRows, Positions, slots_of
 from audit.ledger.invocations import Invocations
@@ -41,6 +43,7 @@ class FileCheck:
         memory, tenant = subject.memory, subject.tenant
         self.memory_rows = MemoryRows(memory, tenant) if memory and tenant else None
         self.memory = Alignment(self.memory_rows) if self.memory_rows else None
+        self.left_out = self._left_out()
         self.invocations = Invocations(subject.limits.open_for)
         self.pruned: list[tuple[int, int]] = []
         self.bodiless: list[tuple[int, int]] = []
@@ -52,6 +55,14 @@ class FileCheck:
     def is_right(self) -> bool:
         """Whether the files have the root that the checkpoint claims."""
         return any(claim.size == self.size for claim in self.roots.right)
+
+    @property
+    def memory_begins(self) -> int:
+        """How many sealed rows come before the first that the memory has, as of now."""
+        memory, tenant = self.subject.memory, self.subject.tenant
+        if memory is None or tenant is None:
+            return 0
+        return beginning(memory, tenant, self.positions, self.directory, self.size)
 
     def run(self, look: Callable[[Chunk], None] = lambda chunk: None) -> None:
         """Read everything once; ``look`` gets every chunk."""
@@ -68,14 +79,22 @@ class FileCheck:
         if self.memory:
             self.memory.finish()
 
+    def _left_out(self) -> int:
+        """How many leaves the memory's rows need not be held against, for they were trimmed."""
+        if self.subject.limits.hot_for is None and self.size < WINDOW:
+            return 0  # few enough to be compared, whatever has become of them
+        return left_out(self.memory_begins, self.size)
+
     def _feed(self, chunk: Chunk) -> None:
         if chunk.right and not self._bundles_are_behind():
             self._bundle_rows.pass_over(len(chunk.leaves))
         else:
             self._bundle_rows.push(chunk)
             self.bundles.feed(chunk.leaves, slots_of(chunk, self.positions))
-        if self.memory:
-            self.memory.feed(chunk.leaves, slots_of(chunk, self.positions))
+        out = min(max(0, self.left_out - chunk.start), len(chunk.leaves))
+        if self.memory and out < len(chunk.leaves):
+            slots = islice(slots_of(chunk, self.positions), out, None)
+            self.memory.feed(chunk.leaves[out:], slots)
 
     def _bundles_are_behind(self) -> bool:
         return self.bundles.is_behind or bool(self._bundle_rows.hashes(1))

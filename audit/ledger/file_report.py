@@ -69,6 +69,7 @@ class FileReport:
         return LogReport(
             log=subject.log, tenant=subject.tenant, sealed=self._check.size,
             checked=self._check.checked, unsealed=unsealed, trimmed=trimmed,
+            cosigned=self._check.roots.cosigned_to,
             pruned=sum(count for _, count in self._check.bodiless), findings=tuple(findings),
         )  # fmt: skip
 
@@ -140,9 +141,12 @@ class FileReport:
     def _of_memory(self, memory_is_right: bool) -> tuple[int, list[Finding]]:
         if self._check.memory is None:
             return 0, []
-        trimmed, found = 0, []
+        found, trimmed = [], self._check.left_out
+        if trimmed and not self._may_be_trimmed(trimmed):
+            found.append(self._at(Kind.DELETED, Source.MEMORY, 0, trimmed))
+            trimmed = 0
         for difference in differences(self._check.memory.gaps):
-            if self._may_be_trimmed(difference):
+            if self._was_trimmed(difference):
                 trimmed += difference.count
             elif memory_is_right:
                 found.append(self._differs(_turned(difference), self._subject.source, 0))
@@ -156,17 +160,25 @@ class FileReport:
             )
         return trimmed, found
 
-    def _may_be_trimmed(self, difference: Difference) -> bool:
+    def _was_trimmed(self, difference: Difference) -> bool:
         """Whether rows are missing at the beginning of the memory as retention wants it."""
         leaf = difference.leaf
-        if leaf is None or leaf.index or difference.kind not in (Kind.DELETED, Kind.CUT):
+        if leaf is None or difference.kind not in (Kind.DELETED, Kind.CUT):
             return False
-        if self._covered(0, difference.count):
+        end = leaf.index + difference.count
+        if not self._may_be_trimmed(end):
+            return False
+        # Beyond where the memory began at first: somebody has trimmed it while it was read.
+        return leaf.index == self._check.left_out or end <= self._check.memory_begins
+
+    def _may_be_trimmed(self, count: int) -> bool:
+        """Whether the first rows may be gone from the memory."""
+        if self._covered(0, count):
             return True
-        hot_for = self._subject.limits.hot_for
-        last = self._body(difference.count - 1)
-        newest = self._check.invocations.newest
-        return hot_for is not None and bool(last) and newest - _ts(last or b"") >= hot_for
+        limits, last = self._subject.limits, self._body(count - 1)
+        if limits.hot_for is None or not last:
+            return False
+        return limits.now() - _ts(last) >= limits.hot_for
 
     def _above(self, memory_is_right: bool) -> Iterator[Finding]:
         """Tiles that do not fit the leaves below them: altered, or the leaves were."""

@@ -40,7 +40,7 @@ def check_memory(subject: Subject, memory: SealedMemory, tenant: str) -> LogRepo
     invocations.close()
     return LogReport(
         log=subject.log, tenant=subject.tenant, sealed=size, checked=checked,
-        unsealed=rows.count - frontier.size, findings=tuple(findings),
+        unsealed=rows.count - frontier.size, cosigned=roots.cosigned_to, findings=tuple(findings),
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Holding what checkpoints claim against the roots of a growing tree, whoever grows it.
 
 What is guaranteed: every claim up to the newest size is held against the root at its own size, in
-one pass; where the newest root does not come out, the last one that did narrows down where.
+one pass; where the newest root does not come out, the last one that did narrows down where. What
+a witness has signed counts only where it came out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Roots:
         self.right: list[Claim] = []
         self.wrong: list[Claim] = []
         self.fits_to = 0
+        self.cosigned_to = 0
 
     def due(self, end: int) -> int | None:
         """The size of the next claim up to ``end``."""
@@ -40,6 +42,8 @@ class Roots:
             return
         if claim.root == root:
             self.fits_to = claim.size
+            if claim.trusted and claim.cosigned:
+                self.cosigned_to = claim.size
             if claim.size == self._newest:
                 self.right.append(claim)
         elif len(self.wrong) < _MOST_FORKS:

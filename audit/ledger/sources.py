@@ -143,10 +143,14 @@ def given(sources: Sources, log: str) -> list[Claimed]:
 
 
 def cosigned(sources: Sources) -> list[Claimed]:
-    """The checkpoint that witnesses have cosigned, which is kept beside the meta log's newest."""
-    name = f"{META}/checkpoint.cosigned"
-    raw = _content(sources.ledger / name) if sources.ledger is not None else None
-    return [] if raw is None else [read_claim(raw, META, Source.META, name, sources.trust)]
+    """The newest checkpoint of the meta log that a witness has cosigned, mostly an older one.
+
+    It has to be read before the newest one is, so that it cannot have overtaken it.
+    """
+    raw = _content(sources.ledger / META / "checkpoint.cosigned") if sources.ledger else None
+    if raw is None:
+        return []
+    return [read_claim(raw, META, Source.META, "the cosigned checkpoint", sources.trust)]
 
 
 def _alike(now: _Snapshot) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ class Limits:
 
     Attributes:
         open_for: seconds that an invocation may be without its completed row.
-        hot_for: rows older than so many seconds (against the newest sealed row) may be missing at
-            the beginning of the memory, where the bundles have them; ``None``: none may.
+        hot_for: rows older than so many seconds may be missing at the beginning of the memory,
+            where the bundles have them; ``None``: none may.
+        now: the wall clock for that, the one that whoever trims has gone by.
     """
 
     open_for: float = 45.0
     hot_for: float | None = None
+    now: Callable[[], float] = time.time
 
 
 @dataclass(frozen=True, kw_only=True)

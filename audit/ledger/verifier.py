@@ -38,7 +38,6 @@ class _Verification:
         self._known = KnownLogs(sources)
         self._evidence = Evidence()
         self._meta_size = 0
-        self._is_cosigned = False
 
     def close(self) -> None:
         self._evidence.close()
@@ -61,20 +60,16 @@ class _Verification:
         known = memory is not None and memory.sealed(META) is not None
         if ledger is None or not (known or (ledger / META).is_dir()):
             return None
-        # Before the newest one: a log only grows, so this one is no larger.
-        further = [*cosigned(self._sources), *given(self._sources, META)]
-        seen = [c.claim.size for c in further if c.claim is not None and c.claim.cosigned]
-        self._evidence = Evidence(max(seen, default=0))
+        further = [*given(self._sources, META), *cosigned(self._sources)]
         report, claim = check_log(
             self._sources, META, META, Source.META, further, self._evidence.gather
         )
         self._meta_size = claim.size if claim else 0
-        self._is_cosigned = claim is not None and claim.cosigned
-        if any(f.kind is Kind.FORK for f in report.findings):
-            self._evidence.seen.clear()  # the witness has seen another history
-        if any(f.kind in (Kind.DIVERGENT, Kind.UNTRUSTED) for f in report.findings):
+        self._evidence.cosigned = report.cosigned
+        trusted = claim is not None and claim.trusted
+        if not trusted or any(f.kind is Kind.DIVERGENT for f in report.findings):
             self._evidence.close()  # it proves nothing about the others
-            self._evidence, self._is_cosigned = Evidence(), False
+            self._evidence = Evidence()
         found = tuple(replace(finding, tenant=None) for finding in report.findings)
         return replace(report, tenant=None, findings=found) if found or report.sealed else None
 
@@ -84,14 +79,10 @@ class _Verification:
             meta = self._sources.ledger / META
             claimed = self._evidence.claim(log, meta, self._meta_size, self._sources.trust)
             further += [claimed] if claimed else []
-        report, claim = check_log(
+        report, _ = check_log(
             self._sources, log, tenant, Source.LEDGER, further, lambda chunk: None, self._evidence
         )
-        newest = self._evidence.newest.get(log) if self._is_cosigned else None
-        seen = newest[0] if newest else self._evidence.seen.get(log, 0)
-        if claim is not None and claim.cosigned:
-            seen = max(seen, claim.size)
-        return replace(report, cosigned=min(seen, report.sealed))
+        return report
 
     def _unsealed_tenants(self) -> Iterator[LogReport]:
         memory = self._sources.memory

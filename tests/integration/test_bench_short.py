@@ -36,7 +36,14 @@ PRIVACY = [
     "start: with a token of its message",
     "one hash, keyed (3 a success)",
 ]
-LEDGER = ["sealing", "a row, 500 rows/s", "emit, no sealer", "emit beside a sealer"]
+LEDGER = [
+    "sealing",
+    "files and memory",
+    "files alone",
+    "a row, 500 rows/s",
+    "emit, no sealer",
+    "emit beside a sealer",
+]
 WAITING = [Variant.BARE.label, Variant.AUDITED.label]
 
 pytestmark = pytest.mark.timeout(600)

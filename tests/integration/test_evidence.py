@@ -5,14 +5,17 @@ The stranger is the pack's own program, isolated in an empty folder, with a key 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +25,12 @@ from audit.ledger.checkpoint import origin_of
 from audit.ledger.keys import LedgerKeys, write_new
 from audit.ledger.proof import TlogProof
 from audit.ledger.sealer import Sealer
-from tests.support import TENANT, completed, make_identity, started
+from tests.support import TENANT, completed, make_identity, started, wait_until
 
 ROOT = Path(__file__).parents[2]
 OTHER_TENANT = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 ORIGIN = "ledger.example/audit"
+OLD = "2026-01-01T00:00:00.000000Z"
 
 
 @dataclass(frozen=True)
@@ -42,22 +46,31 @@ class Ledger:
     def vkey(self) -> str:
         return self.keys.verifiers[0].to_text()
 
-    def run(self, *args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "app_of_test", "audit", *args],
-            cwd=self.folder,
-            env={
-                "PATH": os.environ["PATH"],
-                "PYTHONPATH": str(ROOT),
-                "AUDIT_MEMORY_URL": self.url,
-                "AUDIT_LEDGER_DIR": str(self.folder / "ledger"),
-                "AUDIT_LEDGER_ORIGIN": ORIGIN,
-                "AUDIT_LEDGER_KEYS": str(self.folder / "keys"),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def run(self, *args: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(**self._call(*args, **more), capture_output=True, check=False)
+
+    @contextmanager
+    def keeping(self, **more: str) -> Iterator[None]:
+        """A keeper at work."""
+        with (self.folder / "keeper.log").open("wb") as log:
+            keeper = subprocess.Popen(**self._call("keep", **more), stdout=log, stderr=log)
+            try:
+                yield
+            finally:
+                keeper.terminate()
+                keeper.wait(30)
+
+    def _call(self, *args: str, **more: str) -> dict[str, Any]:
+        env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "AUDIT_MEMORY_URL": self.url,
+            "AUDIT_LEDGER_DIR": str(self.folder / "ledger"),
+            "AUDIT_LEDGER_ORIGIN": ORIGIN,
+            "AUDIT_LEDGER_KEYS": str(self.folder / "keys"),
+        }
+        command = [sys.executable, "-m", "celery", "-A", "app_of_test", "audit", *args]
+        return {"args": command, "cwd": self.folder, "env": env | more, "text": True}
 
 
 @pytest.fixture
@@ -175,3 +188,38 @@ def test_a_pack_outlives_a_rotation_of_keys(ledger: Ledger, memory: AuditMemory)
     assert ledger.run("export", "--tenant", TENANT, "-o", str(pack)).returncode == 0
     for key in rotated.verifiers:
         assert verified_alone(ledger, pack, key.to_text())[0] == 0
+
+
+def test_what_the_keeper_trims_stays_provable(ledger: Ledger, memory: AuditMemory) -> None:
+    """Hot retention, end to end: the old rows leave the memory, and `verify`, `list`, `show`,
+    `export` and `prove` go on as before; without the setting the same memory lacks rows."""
+    old = [make_identity() for _ in range(300)]
+    for identity in old:
+        memory.emit(started(identity, ts=OLD))
+        memory.emit(completed(identity, ts=OLD))
+    young = invocations(memory, 2)
+    ledger.seal()
+    asked = (
+        ("list", "--tenant", TENANT, "--limit", "1000", "--json"),
+        ("show", old[0].request_id, "--json"),
+        ("prove", old[0].request_id, "-o", "proven"),
+    )
+    before = [ledger.run(*args) for args in asked]
+    assert [one.returncode for one in before] == [0, 0, 0]
+    hot = {"AUDIT_HOT_RETENTION": "3600"}
+    with ledger.keeping(**hot):
+        wait_until(lambda: len(memory.entries(TENANT, None, 1000)) == 2 * len(young), timeout=60)
+    verified = ledger.run("verify", "--json", **hot)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    (log,) = (one for one in map(json.loads, verified.stdout.splitlines()) if one.get("tenant"))
+    assert (log["checked"], log["trimmed"]) == (604, 600)
+    assert [ledger.run(*args).stdout for args in asked] == [one.stdout for one in before]
+    pack = ledger.folder / "pack.zip"
+    assert ledger.run("export", "--tenant", TENANT, "-o", str(pack)).returncode == 0
+    assert verified_alone(ledger, pack, ledger.vkey)[0] == 0
+    strict = ledger.run("verify", "--json")
+    found = [one for one in map(json.loads, strict.stdout.splitlines()) if one["type"] == "finding"]
+    assert [(f["kind"], f["source"], f["index"], f["count"]) for f in found] == [
+        ("deleted", "memory", 0, 600)
+    ]
+    assert strict.returncode == 1

@@ -18,7 +18,7 @@ from bench.__main__ import main
 from bench.crew import Variant, turns
 from bench.emit import Emits
 from bench.emit import report as emit_report
-from bench.ledger import Ledger, Sealing
+from bench.ledger import Ledger, Sealing, Verifying
 from bench.ledger import report as ledger_report
 from bench.memory import Sample
 from bench.memory import report as memory_report
@@ -155,20 +155,29 @@ def test_a_step_is_told_by_the_differences_of_its_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "growth", "delay", "beside", "words"),
+    ("seconds", "growth", "verified", "delay", "beside", "words"),
     [
-        (4.9, 0, 2.9, 1.14, ("reached", ": flat", "within", "within")),
-        (5.1, 9 * 2**20, 3.1, 1.16, ("MISSED", "NOT flat", "OVER", "OVER")),
+        (4.9, 0, 1.9, 2.9, 1.14, ("reached", ": flat", "reached", "within", "within")),
+        (5.1, 9 * 2**20, 2.1, 3.1, 1.16, ("MISSED", "NOT flat", "MISSED", "OVER", "OVER")),
     ],
 )
 def test_the_ledger_is_held_against_its_aims(
-    seconds: float, growth: int, delay: float, beside: float, words: tuple[str, ...]
+    seconds: float,
+    growth: int,
+    verified: float,
+    delay: float,
+    beside: float,
+    words: tuple[str, ...],
 ) -> None:
-    """Rate, growth after the warm-up, the longest delay, and what emits notice beside it."""
+    """Rates, growth after the warm-up, the longest delay, and what emits notice beside it."""
     sealing = Sealing(rows=100_000, seconds=seconds, held=[1, 9, 50, 50 + growth])
     told = ledger_report(
         Ledger(
             sealing=sealing,
+            verifying=[
+                Verifying(what=what, rows=100_000, seconds=took)
+                for what, took in (("files and memory", verified), ("files alone", 1.0))
+            ],
             delays=[0.1, delay],
             without=[1.0, 2.0, 4.0],
             beside=[beside, 2 * beside, 4 * beside],
@@ -178,6 +187,7 @@ def test_the_ledger_is_held_against_its_aims(
     assert words[1] in told[1]
     assert words[2] in told[3]
     assert words[3] in told[5]
+    assert words[4] in told[7]
 
 
 @pytest.mark.parametrize("kib", SIZES)

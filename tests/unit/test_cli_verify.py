@@ -14,15 +14,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 from audit.cli import audit
-from audit.ledger.note_key import SignerKey
+from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
 from audit.ledger.text import encode_base64
 from tests.ledger_writer import (
+    META,
     PREFIX,
     SECRET,
     TENANTS,
+    WITNESS,
     PlainEntry,
     PlainLedger,
     PlainMemory,
+    cosigned,
     fill,
     rows_of,
 )
@@ -128,6 +131,32 @@ def test_keys_beside_the_rows_count_with_a_warning(ledger: PlainLedger) -> None:
     assert "give --key VKEY" in result.stderr
     (ledger.root / "keys").unlink()
     assert run(ledger, audit_ledger_keys=None).exit_code == 2
+
+
+def test_what_witnesses_have_seen_is_told_for_those_that_are_known(ledger: PlainLedger) -> None:
+    """Of the setting, of --key, and of the keys beside the rows where those count; given keys of
+    witnesses leave no other, and a damaged one of the setting is wrong usage."""
+    path = ledger.root / META / "checkpoint.cosigned"
+    path.write_bytes(cosigned(ledger.note(META, 1)))
+    vkey, ours = WITNESS.to_text(), SIGNER.verifier.to_text()
+    known = {"audit_ledger_witnesses": [{"url": "https://witness.example", "vkey": vkey}]}
+    other = VerifierKey("witness.example", b"o" * 32, Algorithm.COSIGNATURE).to_text()
+
+    def cosigned_rows(*args: str, **more: Any) -> list[int]:
+        told = objects(run(ledger, "--json", *args, **more))
+        assert told[-1]["verdict"] == "right"
+        return sorted(o["cosigned"] for o in told if o["type"] == "log" and o["tenant"])
+
+    assert cosigned_rows() == cosigned_rows("--key", ours) == [0, 0]
+    assert cosigned_rows(**known) == cosigned_rows("--key", vkey) == [0, 40]
+    assert cosigned_rows("--key", ours, **known) == [0, 40]
+    assert cosigned_rows("--key", other, **known) == [0, 0]
+    with (ledger.root / "keys").open("a") as keys:
+        keys.write(f"{vkey}\n")
+    assert cosigned_rows(audit_ledger_keys=None) == [0, 40]
+    known["audit_ledger_witnesses"][0]["vkey"] = "junk"
+    damaged = run(ledger, **known)
+    assert (damaged.exit_code, "audit_ledger_witnesses" in damaged.stderr) == (2, True)
 
 
 def test_a_kept_checkpoint_is_held_against_the_log(ledger: PlainLedger, tmp_path: Path) -> None:

@@ -14,17 +14,15 @@ from random import Random
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from audit.errors import CheckpointError
 from audit.ledger.checkpoint import Checkpoint
 from audit.ledger.claims import Trust
-from audit.ledger.cosignature import Cosignature, message
 from audit.ledger.finding import Kind, LogReport, Source, Verdict
 from audit.ledger.invocations import Invocations, glance, request_id_of
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.note import Note, Signature
-from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
+from audit.ledger.note_key import SignerKey
 from audit.ledger.sealer import Sealer
 from audit.ledger.sources import Sources
 from audit.ledger.spill import Spill
@@ -38,11 +36,14 @@ from tests.ledger_writer import (
     META,
     PREFIX,
     TENANTS,
+    WITNESS,
     PlainEntry,
     PlainLedger,
     PlainMemory,
+    cosigned,
     fill,
     rows_of,
+    tree_root,
     write_tree,
 )
 from tests.support import HASH, make_ending, make_identity
@@ -388,34 +389,162 @@ def test_a_memory_may_begin_later_where_retention_allows_it(ledger: PlainLedger)
     rows = ledger.memory.rows[TENANT]
     del rows[:500]
     assert kinds(check(ledger)) == [(Kind.DELETED, Source.MEMORY, 0, 500)]
-    hot = check(ledger, limits=Limits(hot_for=5.0))
-    assert (hot.findings, hot.trimmed, hot.verdict) == ((), 500, Verdict.RIGHT)
-    assert kinds(check(ledger, limits=Limits(hot_for=5.1))) == [
-        (Kind.DELETED, Source.MEMORY, 0, 500)
-    ]
+    last = datetime.fromisoformat(AuditRow.from_bytes(ledger.entries[TENANT][499]).ts)
+    hot = Limits(hot_for=60, now=lambda: last.timestamp() + 60)
+    found = check(ledger, limits=hot)
+    assert (found.findings, found.trimmed, found.verdict) == ((), 500, Verdict.RIGHT)
+    young = Limits(hot_for=60, now=lambda: last.timestamp() + 59.9)
+    assert kinds(check(ledger, limits=young)) == [(Kind.DELETED, Source.MEMORY, 0, 500)]
     del rows[3]
-    assert kinds(check(ledger, limits=Limits(hot_for=5.0))) == [
-        (Kind.DELETED, Source.MEMORY, 503, 1)
-    ]
+    assert kinds(check(ledger, limits=hot)) == [(Kind.DELETED, Source.MEMORY, 503, 1)]
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_a_quiet_memory_may_have_been_trimmed_to_the_end(ledger: PlainLedger, left: int) -> None:
+    """All that was sealed is old; rows behind it are unsealed ones, and no more."""
+    fill(ledger.memory, TENANT, rows_of(TENANT, left, Random(5)) if left else [])
+    del ledger.memory.rows[TENANT][:COUNT]
+    found = check(ledger, limits=Limits(hot_for=60))
+    assert (found.findings, found.trimmed, found.unsealed) == ((), COUNT, left)
+    assert kinds(check(ledger)) == [(Kind.CUT, Source.MEMORY, 0, COUNT)]
+
+
+def test_more_may_be_trimmed_than_can_be_aligned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the memory begins is looked up; edited rows behind that are found all the same."""
+    monkeypatch.setattr("audit.ledger.alignment.WINDOW", 256)
+    monkeypatch.setattr("audit.ledger.alignment.MOST", 256)
+    ledger = sealed(tmp_path / "a", rows_of(TENANT, 3_000, Random(3)))
+    del ledger.memory.rows[TENANT][:1_700]
+    hot = Limits(hot_for=60)
+    found = check(ledger, limits=hot)
+    assert (found.findings, found.trimmed, found.checked) == ((), 1_700, 3_000)
+    rows = ledger.memory.rows[TENANT]
+    rows[900] = PlainEntry(rows[900].position, change(ledger, 2_600)[2_600])
+    assert kinds(check(ledger, limits=hot)) == [(Kind.EDITED, Source.MEMORY, 2_600, 1)]
+    rows[0] = PlainEntry(rows[0].position, change(ledger, 1_700)[1_700])
+    assert kinds(check(ledger, limits=hot)) == [
+        (Kind.EDITED, Source.MEMORY, 1_700, 1), (Kind.EDITED, Source.MEMORY, 2_600, 1),
+    ]  # fmt: skip
+
+
+def test_what_is_trimmed_while_it_is_read_is_no_finding(ledger: PlainLedger) -> None:
+    """The verifier has read a page, then the keeper trims beyond it."""
+    memory, entries = ledger.memory, ledger.memory.entries
+
+    def meanwhile(tenant_id: str, after: str | None, limit: int) -> list[PlainEntry]:
+        if after == "100-0" and memory.rows[TENANT][0].position == "1-0":
+            del memory.rows[TENANT][:700]
+            return memory.rows[TENANT][:limit]
+        return entries(tenant_id, after, min(limit, 100))
+
+    memory.entries = meanwhile  # type: ignore[method-assign]
+    found = check(ledger, limits=Limits(hot_for=60))
+    assert (found.findings, found.trimmed) == ((), 600)
+
+
+def test_forged_positions_excuse_nothing(tmp_path: Path) -> None:
+    """They say that the memory begins at 1,024: it does not, and its rows are all compared."""
+    ledger = sealed(tmp_path / "a", rows_of(TENANT, 3_000, Random(3)))
+    for index in range(4):
+        name = tile_of(None, index, 3_000).to_path().replace("tile/entries", "positions")
+        (folder(ledger) / name).write_text("0-1\n" * WIDTH)
+    rows = ledger.memory.rows[TENANT]
+    rows[10] = PlainEntry(rows[10].position, change(ledger, 10)[10])
+    assert kinds(check(ledger, limits=Limits(hot_for=60))) == [(Kind.EDITED, Source.MEMORY, 10, 1)]
+
+
+def test_forged_positions_hide_nothing(ledger: PlainLedger) -> None:
+    """They say that the memory has only new rows; the rows say otherwise."""
+    rows = ledger.memory.rows[TENANT]
+    rows[10] = PlainEntry(rows[10].position, change(ledger, 10)[10])
+    rows[:] = [PlainEntry(f"9{at:06}-0", row.stored) for at, row in enumerate(rows)]
+    assert check(ledger, limits=Limits(hot_for=60)).verdict is Verdict.WRONG
 
 
 # --- witnesses and sealers ------------------------------------------------------------------------
 
 
+WITNESSED = Trust((SIGNER.verifier, WITNESS), PREFIX)
+
+
+def cosigned_file(ledger: PlainLedger) -> Path:
+    return ledger.root / META / "checkpoint.cosigned"
+
+
+def meta_report(ledger: PlainLedger, **more: Any) -> LogReport:
+    sources = Sources(trust=WITNESSED, ledger=ledger.root, memory=ledger.memory, **more)
+    return next(log for log in verify(sources).logs if log.log == META)
+
+
 def test_what_a_witness_has_seen_is_told_apart(ledger: PlainLedger) -> None:
     """Whoever cosigned the meta log has seen every checkpoint in it; only with a known key."""
-    private = Ed25519PrivateKey.from_private_bytes(b"w" * 32)
-    public = private.public_key().public_bytes_raw()
-    witness = VerifierKey("witness.example", public, Algorithm.COSIGNATURE)
     path = ledger.root / META / "checkpoint"
-    note = Note.parse(path.read_bytes())
-    made = Cosignature(1_800_000_000, private.sign(message(1_800_000_000, note.text.encode())))
-    line = Signature(witness.name, witness.key_id, made.to_bytes())
-    path.write_bytes(note.adding(line).to_bytes())
-    ledger.append(TENANT, [row.stored for row in ledger.memory.rows[TENANT]][:COUNT])
+    path.write_bytes(cosigned(path.read_bytes()))
     assert check(ledger).cosigned == 0
-    trust = Trust((SIGNER.verifier, witness), PREFIX)
-    assert check(ledger, trust=trust).cosigned == COUNT
+    assert check(ledger, trust=WITNESSED).cosigned == COUNT
+
+
+def test_a_smaller_meta_log_that_was_cosigned_speaks_for_what_is_in_it(ledger: PlainLedger) -> None:
+    """Sealing has gone on since: the newest checkpoint of each log among the entries seen."""
+    cosigned_file(ledger).write_bytes(cosigned(ledger.note(META, 1)))
+    assert (meta_report(ledger).sealed, meta_report(ledger).cosigned) == (2, 1)
+    found = check(ledger, trust=WITNESSED)
+    assert (found.findings, found.sealed, found.cosigned) == ((), COUNT, 400)
+    assert check(ledger).cosigned == 0
+    cosigned_file(ledger).write_bytes(cosigned(ledger.note(META, 2)))
+    assert check(ledger, trust=WITNESSED, memory=False).cosigned == COUNT
+
+
+@pytest.mark.parametrize("forgery", ["another key", "another size", "another signature", "junk"])
+def test_a_forged_cosigned_checkpoint_counts_for_nothing(ledger: PlainLedger, forgery: str) -> None:
+    """It is a finding of the meta log, whose entries are believed as without it."""
+    right = cosigned(ledger.note(META, 1))
+    origin = f"{PREFIX}/{META}"
+    other = SignerKey.generate(origin, random=lambda count: b"x" * count)
+    unsigned = Checkpoint(origin, 1, tree_root(ledger.entries[META][:1]))
+    forged = {
+        "another key": cosigned(unsigned.sign(other).to_bytes()),
+        "another size": right.replace(b"\n1\n", b"\n2\n", 1),
+        "another signature": right[:-6] + b"AAAA=\n"[-6:],
+        "junk": b"junk",
+    }
+    cosigned_file(ledger).write_bytes(forged[forgery])
+    meta = meta_report(ledger)
+    assert {f.kind for f in meta.findings} <= {Kind.UNTRUSTED, Kind.MALFORMED}
+    assert (len(meta.findings), meta.cosigned) == (1, 0)
+    found = check(ledger, trust=WITNESSED)
+    assert (found.findings, found.cosigned) == ((), 0)
+    (ledger.root / "tenants").unlink()
+    shutil.rmtree(folder(ledger))
+    assert Kind.MISSING in {finding.kind for finding in check(ledger, memory=False).findings}
+
+
+@pytest.mark.parametrize(("size", "kind"), [(1, Kind.FORK), (2, Kind.FORK), (3, Kind.ROLLBACK)])
+def test_a_cosigned_checkpoint_of_another_history_is_a_finding(
+    ledger: PlainLedger, size: int, kind: Kind
+) -> None:
+    """The ledger's own key has signed it, and the witness: two histories, or a meta log that was
+    rolled back behind what the witness has seen. What it says it has seen is not this log."""
+    cosigned_file(ledger).write_bytes(cosigned(ledger.sign(META, size, b"f" * 32)))
+    meta = meta_report(ledger)
+    assert kind in {finding.kind for finding in meta.findings}
+    assert (meta.cosigned, check(ledger, trust=WITNESSED).cosigned) == (0, 0)
+
+
+def test_a_cosignature_speaks_for_no_rows_that_are_not_those_it_was_given_for(
+    ledger: PlainLedger,
+) -> None:
+    """The log has another root now than the checkpoint that the witness has seen."""
+    cosigned_file(ledger).write_bytes(cosigned(ledger.note(META, 1)))
+    ledger.entries.pop(TENANT)
+    shutil.rmtree(folder(ledger))
+    rows = [row.stored for row in ledger.memory.rows[TENANT]]
+    ledger.append(TENANT, [*rows[:100], *rows[101:], rows[0]])
+    found = check(ledger, trust=WITNESSED, memory=False)
+    assert Kind.FORK in {finding.kind for finding in found.findings}
+    assert found.cosigned == 0
 
 
 def test_an_older_cosigned_checkpoint_covers_what_it_gathered(tmp_path: Path) -> None:
