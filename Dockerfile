@@ -22,7 +22,7 @@ ENV PATH=/opt/skill-host/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 
 # The one place that the host may write to, beside /tmp.
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin skill \
-    && install -d -o skill -g skill -m 0750 /var/lib/skill-host
+    && install -d -o skill -g skill -m 0750 /var/lib/skill-host /var/lib/skill-ledger
 COPY --from=build /opt/skill-host /opt/skill-host
 
 USER 10001
