@@ -184,9 +184,10 @@ def test_what_is_sealed_while_it_is_read_is_read_once(tmp_path: Path) -> None:
 
 
 class Third(InMemory):
-    """A memory that loses everything when it is asked for entries the third time."""
+    """A memory that loses everything when it is asked for entries the third time,
+    once the count has begun."""
 
-    asked = 0
+    asked = 3
 
     def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
         self.asked += 1
