@@ -24,7 +24,7 @@ _LETTERS: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
 _MORE: Final = r"%[89abAB][0-9a-fA-F]"
 _PERCENT: Final = re.compile(
-    rf"%[0-7][0-9a-fA-F]|%[cdCD][0-9a-fA-F]{_MORE}"
+    rf"\+|%[0-7][0-9a-fA-F]|%[cdCD][0-9a-fA-F]{_MORE}"
     rf"|%[eE][0-9a-fA-F](?:{_MORE}){{2}}|%[fF][0-7](?:{_MORE}){{3}}"
 )
 _ENTITY: Final = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8}[0-9]{0,2});")
@@ -47,7 +47,7 @@ def readings(text: str) -> Iterator[Reading]:
             break
         reading = _undone(reading, _ESCAPE, _meaning)
         yield reading
-    if "%" in text:
+    if "%" in text or "+" in text:
         yield _undone(whole, _PERCENT, _of_url)
     if "&" in text:
         yield _undone(whole, _ENTITY, _of_html)
@@ -80,6 +80,8 @@ def _meaning(match: re.Match[str]) -> str:
 
 
 def _of_url(match: re.Match[str]) -> str:
+    if match[0] == "+":  # of a query, as forms write it
+        return " "
     return bytes.fromhex(match[0].replace("%", "")).decode("utf-8", "replace")[0]
 
 

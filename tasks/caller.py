@@ -26,7 +26,7 @@ from audit.context import (
     find_context,
 )
 from audit.errors import InvocationError
-from audit.masking import Masker
+from audit.masking import Masker, snapshot
 from tasks.proof import proven_context, verifies
 from tasks.runtime import runtime_of
 
@@ -48,7 +48,7 @@ _HEADERS: Final = (
 )
 
 
-#: How much is kept of what an invocation hides later: its body may call skills in a loop.
+#: Of how many calls in a body the values are kept: it may call skills in a loop.
 HIDDEN_LATER: Final = 64
 
 
@@ -94,7 +94,7 @@ class ChildState:
         self.type_only = type_only
         self.args_shown = args_shown
         self.result_shown: str | None = None
-        self._values = values
+        self._values = snapshot(list(values))
         self._later: deque[object] = deque(maxlen=HIDDEN_LATER)
         self._beside = outer.values if outer is not None else None
         self._masker: Masker | None = None
@@ -103,12 +103,12 @@ class ChildState:
     def values(self) -> Masker:
         """What no text may show."""
         if self._masker is None:
-            self._masker = Masker([*self._values, *self._later], self._beside)
+            self._masker = Masker([self._values, *self._later], self._beside)
         return self._masker
 
-    def hide(self, *values: object) -> None:
-        """From here on no text may show these either; of many the last ones count."""
-        self._later.extend(values)
+    def hide(self, value: object) -> None:
+        """From here on no text may show this either; of many the last ones count."""
+        self._later.append(snapshot(value))
         self._masker = None
 
 

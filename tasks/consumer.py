@@ -23,6 +23,7 @@ from tasks.headers import unusable_header
 from tasks.inlet import STUMBLES, take_anything
 from tasks.reception import give_requests
 from tasks.runtime import runtime_of
+from tasks.standin import stand_in
 
 logger: Final = logging.getLogger("audit")
 
@@ -75,10 +76,13 @@ class SteadyConsumer(Consumer):
         return of_transport and isinstance(error, self.connection_errors + self.channel_errors)
 
     def _throw_away(self, message: Any, error: Exception) -> None:
+        bare = stand_in(error, (), type_only=True)
         logger.error(
-            "received and deleted a message that no task could be made of (%s); its content is"
-            " withheld",
+            "received and deleted a message that no task could be made of (%s), for task %s, with"
+            " id %s; its content is withheld",
             type(error).__name__,
+            *_named(message, "task", "id"),
+            exc_info=(type(bare), bare, error.__traceback__),
         )
         if not message.acknowledged:
             message.reject_log_error(logger, self.connection_errors)
@@ -86,13 +90,20 @@ class SteadyConsumer(Consumer):
 
 
 @cache
-def steady(consumer: type) -> type:
+def steady(consumer: Any) -> Any:
     """A class of consumers like that one, which no message ends."""
-    if issubclass(consumer, SteadyConsumer):
-        return consumer
+    if not isinstance(consumer, type) or issubclass(consumer, SteadyConsumer):
+        return consumer  # a factory of the application's makes what it likes
     if issubclass(SteadyConsumer, consumer):
         return SteadyConsumer
     return type(f"Steady{consumer.__name__}", (SteadyConsumer, consumer), {})
+
+
+def _named(message: Any, *names: str) -> list[str]:
+    """What a message calls itself, where it does in so many words."""
+    headers = message.headers if isinstance(message.headers, Mapping) else {}
+    found = (headers.get(name) for name in names)
+    return [text if isinstance(text, str) else "unknown" for text in found]
 
 
 def _unusable(message: Any) -> InvalidTaskError | None:

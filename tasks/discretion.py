@@ -71,7 +71,8 @@ def error_of(skill: Any, state: ChildState, error: BaseException) -> BaseExcepti
     if seen or skill.request_stack.top.is_eager:
         return error
     mask_error(error, state.values, type_only=state.type_only)
-    if not isinstance(error, Exception) and _still_shows(error, state):
+    own = not isinstance(error, Exception) and type(error).__module__ != "builtins"
+    if own and _still_shows(error, state):
         return stand_in(error, state.values, type_only=state.type_only)
     return error
 

@@ -206,7 +206,7 @@ class SkillTask(Task):
         """
         state = child_state(self.request_stack.top)
         if state is not None:
-            state.hide(*values_of(args, kwargs))
+            state.hide(values_of(args, kwargs))
         return super().retry(args, kwargs, *rest, **options)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -253,7 +253,7 @@ class SkillTask(Task):
                 state = self._start(request, args, kwargs, lambda: context)
                 result = self._perform(state, args, kwargs)
             if (around := running()) is not None:
-                around.hide(*values_of(args, kwargs), result)
+                around.hide((values_of(args, kwargs), result))
             return result
         except BaseException as error:
             self._close_if_open(child_state(request), error)

@@ -429,6 +429,7 @@ def test_no_leak_at_the_last_cut(secret: str, room: int) -> None:
     ("text", "told"),
     [
         ("GET /find?who=anna%20b%C3%B6hm%2Bco&page=2", "GET /find?who=***&page=2"),
+        ("GET /find?who=anna+b%C3%B6hm%2Bco&page=2", "GET /find?who=***&page=2"),
         ("<td>anna b&ouml;hm&#43;co</td>", "<td>***</td>"),
         ("<td>anna b&#xF6;hm+co</td>", "<td>***</td>"),
         ("owes 1,234,567 in all", "owes *** in all"),

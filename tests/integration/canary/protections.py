@@ -116,6 +116,11 @@ PROTECTIONS: dict[str, Protection] = {
         "logs",
         ("telling hooks", "retries exceeded with other arguments", "quotes what it called"),
     ),
+    "values as they were before the body": Protection(
+        put(caller, "snapshot", lambda value: value),
+        "logs",
+        ("takes out of its arguments", "takes out of a result"),
+    ),
     "panics that print what they like": Protection(
         put(discretion, "_still_shows", lambda error, state: False), "events", ("telling panic",)
     ),

@@ -185,6 +185,20 @@ def declare(app: Celery) -> SimpleNamespace:
     def telling_hooks(path: int, *values: Any, **more: Any) -> Any:
         return mint.result(path)
 
+    @canary("takes-out")
+    def takes_out(path: int, first: Any, nested: dict[Any, Any], **more: Any) -> NoReturn:
+        """What it takes out of its arguments is not in them any more."""
+        taken = [*nested.pop("list"), *nested.keys()]
+        nested.clear()
+        logger.warning("took out %s", taken)
+        raise ValueError(f"took out {taken}")
+
+    @canary("takes-out-of-a-result")
+    def takes_out_of_a_result(path: int, *values: Any, **more: Any) -> NoReturn:
+        result = echo(path, *values, **more)
+        taken = result.pop("whole")
+        raise ValueError(f"took out {taken}")
+
     @canary("quotes-what-it-called")
     def quotes_what_it_called(path: int, *values: Any, **more: Any) -> NoReturn:
         raise ValueError(f"got {echo(path, *values, **more)}")

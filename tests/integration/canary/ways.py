@@ -200,6 +200,8 @@ CALM: dict[str, Way] = {
     "retries exceeded": Way(run("retries_exceeded"), 2),
     "retries exceeded with other arguments": Way(run("retries_exceeded_with_others")),
     "telling hooks": Way(run("telling_hooks")),
+    "takes out of its arguments": Way(run("takes_out")),
+    "takes out of a result": Way(run("takes_out_of_a_result"), 2),
     "quotes what it called": Way(run("quotes_what_it_called"), 2),
     "autoretry": Way(run("autoretry"), 2),
     "reject": Way(run("reject")),
