@@ -98,6 +98,7 @@ class InMemory(AuditMemory):
         self._count = 0
         self._last: dict[str, str] = {}
         self._sealed: dict[str, bytes] = {}
+        self._trimmed: dict[str, str] = {}
         self._requests: dict[tuple[str, str], _Requests] = {}
         self._leases: dict[str, float] = {}
         self._seen: dict[str, float] = {}
@@ -195,7 +196,14 @@ class InMemory(AuditMemory):
             older = [r for r in self._rows if r.tenant_id == tenant_id and _order(r) < end]
             gone = {row.position for row in takewhile(self._is_closed, older)}
             self._rows = [row for row in self._rows if row.position not in gone]
+            if gone:
+                major, minor = max(map(order_of, filter(None, gone)))
+                self._trimmed[tenant_id] = f"{major}-{minor + 1}"
             return len(gone)
+
+    def trimmed(self, tenant_id: str) -> str | None:
+        self._answer()
+        return self._trimmed.get(tenant_id)
 
     # --- leases -------------------------------------------------------------------------------
 

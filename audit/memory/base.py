@@ -352,6 +352,17 @@ class AuditMemory(ABC):
         """
 
     @abstractmethod
+    def trimmed(self, tenant_id: str) -> str | None:
+        """The position before which :meth:`trim` has removed rows; ``None``: it removed none.
+
+        Kept in the very step that removes them. So a row that is missing at that position or
+        behind it was not trimmed; whatever else took it.
+
+        Raises:
+            MemoryUnavailableError: the store did not answer within the deadline.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Give the connections back. The memory opens new ones if it is used again."""
 

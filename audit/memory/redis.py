@@ -184,6 +184,9 @@ class RedisMemory(AuditMemory):
     def trim(self, tenant_id: str, before: str) -> int:
         return self._seal.trim(tenant_id, before)
 
+    def trimmed(self, tenant_id: str) -> str | None:
+        return self._seal.trimmed(tenant_id)
+
     def close(self) -> None:
         self._lines.close()
 

@@ -8,6 +8,7 @@ Keys, all of one tenant in one slot (``{...}`` is the hash tag)::
     PREFIX:{TENANT}:deaths    hash      message -> how many workers died over it
     PREFIX:{TENANT}:seen:...  string    token of a message -> who started it first; with expiry
     PREFIX:{TENANT}:sealed    string    the newest sealed checkpoint; TENANT may be another log
+    PREFIX:{TENANT}:trimmed   string    the position before which rows were trimmed
     PREFIX:tenants            set       every tenant that has rows
 """
 
@@ -57,6 +58,10 @@ class Keys:
     @property
     def sealed(self) -> str:
         return f"{self.prefix}:{{{self.tenant_id}}}:sealed"
+
+    @property
+    def trimmed(self) -> str:
+        return f"{self.prefix}:{{{self.tenant_id}}}:trimmed"
 
     def seen(self, token: str) -> str:
         return f"{self.prefix}:{{{self.tenant_id}}}:seen:{token}"

@@ -68,11 +68,15 @@ class RedisSeal:
     def trim(self, tenant_id: str, before: str) -> int:
         keys, total = self._keys(tenant_id), 0
         while True:
-            command = ("EVAL", _TRIM, "2", keys.rows, keys.requests, before, str(TRIM_PAGE))
-            removed = int(self._ask(*command))
+            of_tenant = (keys.rows, keys.requests, keys.trimmed)
+            removed = int(self._ask("EVAL", _TRIM, "3", *of_tenant, before, str(TRIM_PAGE)))
             total += removed
             if removed < TRIM_PAGE:
                 return total
+
+    def trimmed(self, tenant_id: str) -> str | None:
+        position = self._ask("GET", self._keys(tenant_id).trimmed)
+        return None if position is None else str(position.decode())
 
     def _keys(self, tenant_id: str) -> Keys:
         return Keys(self._prefix, tenant_id)

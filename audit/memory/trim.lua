@@ -2,6 +2,7 @@
 -- Removes the oldest rows of a tenant, a page a call, and keeps what "close once" needs of them.
 --
 -- KEYS  1 stream of the tenant's rows      2 hash request_id -> state (see append.lua)
+--       3 text: the position before which rows have gone
 -- ARGV  1 the position before which rows go      2 how many at most
 --
 -- Stops before the started row of an open invocation. In the state of its invocation each position
@@ -9,7 +10,7 @@
 --
 -- Returns how many went.
 
-local rows, requests = KEYS[1], KEYS[2]
+local rows, requests, trimmed = KEYS[1], KEYS[2], KEYS[3]
 local page = redis.call('XRANGE', rows, '-', '(' .. ARGV[1], 'COUNT', ARGV[2])
 
 -- The key occurs once in this spelling: inside any text of the row the quotes would be escaped.
@@ -33,6 +34,8 @@ end
 
 if last then
   local milliseconds, sequence = string.match(last, '^(%d+)-(%d+)$')
-  redis.call('XTRIM', rows, 'MINID', '=', string.format('%s-%d', milliseconds, sequence + 1))
+  local first = string.format('%s-%d', milliseconds, sequence + 1)
+  redis.call('XTRIM', rows, 'MINID', '=', first)
+  redis.call('SET', trimmed, first)
 end
 return removed

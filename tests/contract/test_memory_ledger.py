@@ -240,6 +240,27 @@ def test_what_is_trimmed_is_gone_from_every_answer(memory: AuditMemory) -> None:
     assert stored(memory, tenant_id=OTHER_TENANT) == [row.to_bytes() for row in other]
 
 
+def test_a_trim_says_how_far_it_went(memory: AuditMemory) -> None:
+    """Behind the last row that went and not behind one that is there, whatever was asked for."""
+    assert memory.trimmed(TENANT) is None
+    for _ in range(2):
+        invoke(memory)
+    memory.emit(still_open := started(make_identity()))
+    places = [order_of(entry.position) for entry in pages(memory, 10)]
+    assert memory.trim(TENANT, "{}-{}".format(*places[0])) == 0
+    assert memory.trimmed(TENANT) is None
+    for count in (1, 4):
+        before = "{}-{}".format(*places[count]) if count < 4 else "9" * 15 + "-0"
+        memory.trim(TENANT, before)
+        position = memory.trimmed(TENANT)
+        assert position is not None
+        assert places[count - 1] < order_of(position) <= places[count]
+    assert stored(memory) == [still_open.to_bytes()]
+    assert everything(memory) == 0
+    assert memory.trimmed(TENANT) == position
+    assert memory.trimmed(OTHER_TENANT) is None
+
+
 def test_of_half_an_invocation_the_other_half_is_found(memory: AuditMemory) -> None:
     """A trim may fall between two rows; what is left is what a look-up gives."""
     begin, end = invoke(memory)
@@ -433,7 +454,9 @@ def system_rows() -> list[AuditRow]:
     return [
         audit_key_rotated(str(ULID()), new_key=VKEY, old_key=None, ts=now()),
         audit_key_rotated(str(ULID()), new_key=VKEY, old_key=VKEY, ts=now(), worker="keeper"),
-        audit_pruned(str(ULID()), TENANT, before=now(), first_index=0, rows=7, root=HASH, ts=now()),
+        audit_pruned(
+            str(ULID()), TENANT, before=now(), first_index=0, rows=7, root=HASH, note="", ts=now()
+        ),
     ]
 
 
@@ -464,7 +487,7 @@ def test_a_row_of_the_trail_itself_is_no_invocation(memory: AuditMemory) -> None
     assert refusal_of(memory, completed(identity)) == RowRefusal.WAS_REFUSED
     begin, _ = invoke(memory)
     taken = audit_pruned(
-        begin.request_id, TENANT, before=now(), first_index=0, rows=1, root=HASH, ts=now()
+        begin.request_id, TENANT, before=now(), first_index=0, rows=1, root=HASH, note="", ts=now()
     )
     assert refusal_of(memory, taken) == RowRefusal.SECOND_STARTED_ROW
 
@@ -481,7 +504,14 @@ def test_nothing_pruned_is_no_row(first_index: int, rows: int) -> None:
     """A range that cannot be is refused where the row is made."""
     with pytest.raises(RowError):
         audit_pruned(
-            "x", TENANT, before=now(), first_index=first_index, rows=rows, root=HASH, ts=now()
+            "x",
+            TENANT,
+            before=now(),
+            first_index=first_index,
+            rows=rows,
+            root=HASH,
+            note="",
+            ts=now(),
         )
 
 

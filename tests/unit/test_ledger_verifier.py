@@ -350,7 +350,7 @@ def pruned_ledger(root: Path, first: int, rows: int) -> PlainLedger:
     """A ledger of 600 rows whose last says that some were pruned; they are still there."""
     told = audit_pruned(
         "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW", TENANT, before="2026-11-29T21:00:00.000000Z",
-        first_index=first, rows=rows, root="0" * 64, ts="2026-11-29T22:00:00.000000Z",
+        first_index=first, rows=rows, root="0" * 64, note="", ts="2026-11-29T22:00:00.000000Z",
     )  # fmt: skip
     return sealed(root, [*rows_of(TENANT, 600, Random(3)), told])
 
