@@ -156,9 +156,12 @@ class LogSealer:
         try:
             self.log.grow(growth.tiles, growth.positions)
         except TileConflictError:
-            # Of a crash whose rows the memory has lost since, before anything covered them.
             if self._memory.sealed(self._role) != opened.note:
                 raise self._race() from None
+            if opened.note is None and self._positions:
+                with self._damage():  # nothing says how far a checkpoint went that was once there
+                    raise
+            # Of a crash whose rows the memory has lost since, before anything covered them.
             self.log.grow(growth.tiles, growth.positions, replace=True)
 
     def _swap(self, old: bytes | None, new: bytes) -> None:

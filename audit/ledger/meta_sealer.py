@@ -48,6 +48,8 @@ class MetaSealer:
         if not unknown:
             return
         opened = self._meta.open()
+        if opened.note is None:
+            self._check_beginning(newest)
         if not self._tidied:
             self._meta.tidy(opened)
             self._tidied = True
@@ -62,6 +64,14 @@ class MetaSealer:
             for index, log in enumerate(some, start=first):
                 self._folder.log(log).put_gathered(index)
         self._gathered |= unknown
+
+    def _check_beginning(self, logs: Iterable[str]) -> None:
+        """Whoever was gathered once was so by a meta log that had a checkpoint."""
+        if any(self._folder.log(log).gathered() is not None for log in logs):
+            raise LedgerDamagedError(
+                f"the meta log {self._meta.log.root} has no checkpoint, but has gathered some;"
+                " nothing is gathered until that is put right, run `audit verify`"
+            )
 
     def _find(self, log: str, size: int) -> bytes | None:
         """The newest checkpoint of a log that the meta log has."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from audit.errors import LedgerDamagedError
+from audit.ledger.leftovers import check_leftovers
 from audit.ledger.log_sealer import MOST, LogSealer, Open
 from audit.ledger.merkle import leaf_hash
 from audit.ledger.tiles import WIDTH, tile_of
@@ -84,7 +85,7 @@ class TenantSealer:
         if tidy:
             self._log.tidy(opened)
         after, rows = self._last_sealed(opened), 0
-        while entries := self._read(after):
+        while entries := self._read(after, self._most):
             stored, positions = zip(*((e.stored, e.position) for e in entries), strict=True)
             opened = self._log.append(opened, stored, positions)
             after, rows = positions[-1], rows + len(entries)
@@ -96,11 +97,11 @@ class TenantSealer:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _read(self, after: str | None) -> list[Entry]:
+    def _read(self, after: str | None, most: int) -> list[Entry]:
         """The next entries, in pages."""
         found: list[Entry] = []
-        while len(found) < self._most:
-            limit = min(_PAGE, self._most - len(found))
+        while len(found) < most:
+            limit = min(_PAGE, most - len(found))
             page = self._memory.entries(self._tenant_id, after, limit)
             found += page
             if len(page) < limit:
@@ -110,6 +111,7 @@ class TenantSealer:
 
     def _last_sealed(self, opened: Open) -> str | None:
         if not opened.edge.size:
+            self._check_beginning()
             return None
         *before, last = self._log.log.last_positions(opened.edge.size, 2)
         newest = self._memory.last_position(self._tenant_id)
@@ -126,6 +128,14 @@ class TenantSealer:
         if distance < 0 or same != (distance == 0):
             raise self._misplaced("the memory's row at the position of its last entry is another")
         return last
+
+    def _check_beginning(self) -> None:
+        try:
+            check_leftovers(
+                self._log.log, MOST, lambda count: [e.stored for e in self._read(None, count)]
+            )
+        except LedgerDamagedError as error:
+            raise self._misplaced(str(error)) from error
 
     def _last_leaf(self, opened: Open) -> bytes:
         size = opened.edge.size

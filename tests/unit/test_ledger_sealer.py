@@ -413,6 +413,59 @@ def test_damage_is_told_and_nothing_is_repaired(
     assert TENANT not in alarm.getMessage()
 
 
+def others(memory: Rows) -> None:
+    """The memory's rows of TENANT are not those that were sealed."""
+    entries = memory.entries
+    memory.entries = lambda t, a, n: [  # type: ignore[method-assign]
+        Entry(e.position, e.stored + b"!" * (t == TENANT)) for e in entries(t, a, n)
+    ]
+
+
+def fewer(memory: Rows) -> None:
+    memory.counts[TENANT] = 3
+
+
+@pytest.mark.parametrize("rows", [5, 300, 600])
+@pytest.mark.parametrize("change", [others, fewer])
+@pytest.mark.parametrize("trace", ["tile", "gathered"])
+def test_a_log_whose_checkpoint_was_taken_away_is_damaged(
+    rows: int, change: Callable[[Rows], None], trace: str, tmp_path: Path
+) -> None:
+    """In memory and folder, so that it looks new: what is left of it is never overwritten."""
+    memory = Rows(**{OTHER: 1})
+    memory.counts[TENANT] = rows
+    seal(memory, tmp_path)
+    log = tmp_path / log_of(TENANT)
+    (log / "checkpoint").unlink()
+    if trace == "tile":
+        (log / "gathered").unlink()
+    else:
+        shutil.rmtree(log / "tile")
+    del memory._sealed[TENANT]
+    change(memory)
+    before = files(log)
+    memory.counts[OTHER] += 1
+    did = seal(memory, tmp_path)
+    assert list(did.faults) == [log_of(TENANT)]
+    assert isinstance(did.faults[log_of(TENANT)], LedgerDamagedError)
+    assert (did.rows, files(log), memory.sealed(TENANT)) == (1, before, None)
+
+
+def test_a_meta_log_whose_checkpoint_was_taken_away_is_damaged(tmp_path: Path) -> None:
+    """Nothing is gathered from its beginning again; the tenants' logs go on."""
+    memory = Rows(**{OTHER: 1})
+    memory.counts[TENANT] = 1
+    seal(memory, tmp_path)
+    shutil.rmtree(tmp_path / META)
+    del memory._sealed[META]
+    memory.counts[TENANT] += 1
+    did = seal(memory, tmp_path)
+    assert (did.rows, list(did.faults)) == (1, [META])
+    assert isinstance(did.faults[META], LedgerDamagedError)
+    assert not (tmp_path / META).exists()
+    assert memory.sealed(META) is None
+
+
 def test_a_log_that_was_damaged_goes_on_once_that_is_put_right(tmp_path: Path) -> None:
     """Without a restart; and the alarm comes again when the damage does."""
     memory, directory = Rows(), tmp_path / "ledger"
