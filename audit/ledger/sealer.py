@@ -124,7 +124,9 @@ class Sealer:
         done: dict[str, Place] = {}
         for log in self._in_turn(list(logs)):
             try:
-                done[log] = self._seal_tenant(log, logs[log], keys, go_on)
+                done[log] = place = self._seal_tenant(log, logs[log], keys, go_on)
+                if place.fault is not None:
+                    faults[log] = place.fault
             except LedgerError as error:
                 faults[log] = error
                 done[log] = Place(waiting=self._left(log, logs[log]))

@@ -15,7 +15,6 @@ import pytest
 
 from audit.embedded import EmbeddedServer
 from audit.errors import (
-    EntryTooLargeError,
     LedgerDamagedError,
     LedgerKeyError,
     LedgerRaceError,
@@ -502,17 +501,24 @@ def test_a_damaged_meta_log_stops_no_tenant(tmp_path: Path) -> None:
     assert meta_of(memory, tmp_path)[2:] == [memory.sealed(TENANT)]
 
 
-def test_a_row_that_no_bundle_holds_stops_its_log_alone(tmp_path: Path) -> None:
-    """It is told as what it is."""
+@pytest.mark.parametrize("entry", [Entry("3-0", b"x" * 65_536), Entry("3-0", b"x", foreign=True)])
+def test_an_entry_that_is_no_row_stops_its_log_alone(entry: Entry, tmp_path: Path) -> None:
+    """It is told as damage, with its place; the rows before it are sealed and gathered."""
     memory = Rows(**{OTHER: 1})
-    memory.counts[TENANT] = 1
+    memory.counts[TENANT] = 5
     entries = memory.entries
-    memory.entries = lambda t, a, n: (  # type: ignore[method-assign]
-        [Entry("1-0", b"x" * 65_536)] if t == TENANT else entries(t, a, n)
-    )
-    did = seal(memory, tmp_path)
-    assert did.rows == 1
-    assert isinstance(did.faults[log_of(TENANT)], EntryTooLargeError)
+    memory.entries = lambda t, a, n: [  # type: ignore[method-assign]
+        entry if (t, e.position) == (TENANT, "3-0") else e for e in entries(t, a, n)
+    ]
+    sealer = make(memory, tmp_path)
+    for rows in (3, 0):
+        did = sealer.round()
+        assert did is not None
+        assert (did.rows, did.waiting, list(did.faults)) == (rows, 3, [log_of(TENANT)])
+        assert isinstance(did.faults[log_of(TENANT)], LedgerDamagedError)
+        assert "3-0" in str(did.faults[log_of(TENANT)])
+    assert len(contents(memory, tmp_path, TENANT)["rows"]) == 2
+    assert memory.sealed(TENANT) in meta_of(memory, tmp_path)
 
 
 def test_an_outage_ends_the_round(tmp_path: Path) -> None:
