@@ -82,7 +82,7 @@ class Sealer:
         self._worker = worker
         self._most = most
         self._now = now
-        self._turn = 0
+        self._served = ""
         self._told: dict[str, str] = {}
         self._begin(None)
 
@@ -123,6 +123,7 @@ class Sealer:
         faults: dict[str, LedgerError] = {}
         done: dict[str, Place] = {}
         for log in self._in_turn(list(logs)):
+            self._served = log  # before it is: whatever it raises, the next round goes on behind it
             try:
                 done[log] = place = self._seal_tenant(log, logs[log], keys, go_on)
                 if place.fault is not None:
@@ -142,9 +143,8 @@ class Sealer:
         )
 
     def _in_turn(self, logs: list[str]) -> list[str]:
-        """The logs, beginning with another one each time, so that each is served."""
-        self._turn = self._turn % len(logs) if logs else 0
-        first, self._turn = self._turn, self._turn + 1
+        """The logs, beginning behind the one that was served last, so that each has its turn."""
+        first = logs.index(self._served) + 1 if self._served in logs else 0
         return logs[first:] + logs[:first]
 
     def _seal_tenant(

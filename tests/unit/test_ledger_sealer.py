@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import shutil
@@ -147,6 +148,43 @@ def test_a_round_that_has_other_duties_stops_and_every_tenant_gets_its_turn(tmp_
         (5, 1, 0),
     ]
     assert len(contents(memory, tmp_path, TENANT)["rows"]) == 25
+
+
+def test_with_many_tenants_a_round_begins_where_the_one_before_stopped(tmp_path: Path) -> None:
+    """Those that always have new rows starve nobody: between two turns of one, each has its own."""
+    tenants = [f"00000000-0000-4000-8000-{n:012}" for n in range(1, 21)]
+    memory = Rows(**dict.fromkeys(tenants, 0))
+    sealer, times, notes = make(memory, tmp_path), dict.fromkeys(tenants, 0), dict[str, Any]()
+    for _ in range(20):
+        for tenant_id in tenants:
+            memory.counts[tenant_id] += 1
+        asked = iter([True] * 4)
+        sealer.round(lambda asked=asked: next(asked, False))  # type: ignore[misc]
+        for tenant_id in tenants:
+            times[tenant_id] += memory.sealed(tenant_id) != notes.get(tenant_id)
+            notes[tenant_id] = memory.sealed(tenant_id)
+        assert max(times.values()) - min(times.values()) <= 1
+    assert set(times.values()) == {5}
+
+
+def test_a_log_that_breaks_a_round_has_only_its_turn(tmp_path: Path) -> None:
+    """The round behind it goes on with the next log."""
+    memory = Rows(**{OTHER: 1})
+    memory.counts[TENANT] = 1
+    entries = memory.entries
+
+    def fail(tenant_id: str, *args: Any) -> list[Entry]:
+        if tenant_id == broken:
+            raise MemoryUnavailableError("of this tenant alone")
+        return entries(tenant_id, *args)
+
+    memory.entries = fail  # type: ignore[method-assign]
+    sealer = make(memory, tmp_path)
+    broken = memory.tenants()[0]
+    for _ in range(2):
+        with contextlib.suppress(MemoryUnavailableError):
+            sealer.round()
+    assert memory.sealed(memory.tenants()[1]) is not None
 
 
 def test_trimmed_rows_are_not_missed(tmp_path: Path) -> None:
