@@ -32,6 +32,13 @@ class MetaSealer:
         self._gathered: dict[str, bytes] = {}
         self._tidied = False
 
+    def carry_over(self) -> None:
+        """Have all signers sign the newest checkpoint, where one has not.
+
+        Raises: as :meth:`gather`.
+        """
+        self._meta.sign_anew(self._meta.open())
+
     def gather(self, newest: Mapping[str, bytes], fresh: Collection[str]) -> None:
         """Add the checkpoints that the meta log does not have yet.
 

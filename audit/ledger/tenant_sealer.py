@@ -88,6 +88,7 @@ class TenantSealer:
         if tidy:
             self._log.tidy(opened)
         after, rows = self._last_sealed(opened), 0
+        opened = self._log.sign_anew(opened)
         while found := self._read(after, self._most):
             entries = list(takewhile(_can_be_sealed, found))
             if entries:
