@@ -6,12 +6,11 @@ comes to is said by ``file_report``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Final
 
+from audit.errors import TileError
 from audit.ledger.alignment import WINDOW, Alignment
 from audit.ledger.beginning import beginning, left_out
 from audit.ledger.finding import Finding, Source
@@ -19,12 +18,11 @@ from audit.ledger.held_rows import BundleRows, MemoryRows, Positions, slots_of
 from audit.ledger.invocations import Invocations
 from audit.ledger.leaves import Chunk, Leaves
 from audit.ledger.memory_check import no_row
-from audit.ledger.merkle import EMPTY_ROOT
+from audit.ledger.merkle import EMPTY_ROOT, root
+from audit.ledger.pruned import Pruned, pruned_of
 from audit.ledger.roots import Roots, hold_all
 from audit.ledger.subject import Subject
 from audit.ledger.tile_directory import TileDirectory
-
-_PRUNED: Final = b'{"kind":"audit.pruned"'
 
 
 class FileCheck:
@@ -45,7 +43,7 @@ class FileCheck:
         self.memory = Alignment(self.memory_rows) if self.memory_rows else None
         self.left_out = self._left_out()
         self.invocations = Invocations(subject.limits.open_for)
-        self.pruned: list[tuple[int, int]] = []
+        self.pruned: list[Pruned] = []
         self.bodiless: list[tuple[int, int]] = []
         self.malformed: list[Finding] = []
         self.checked = 0
@@ -116,8 +114,15 @@ class FileCheck:
         self.checked += 1
         if not self.invocations.add(index, row):
             self.malformed.append(no_row(self.subject, self.subject.source, index, None))
-        if row.startswith(_PRUNED):
-            self.pruned += _pruned_range(row)
+        told = pruned_of(index, row, self.subject.log, self.subject.trust)
+        if told is not None and self._has_root(told):
+            self.pruned.append(told)
+
+    def _has_root(self, told: Pruned) -> bool:
+        try:
+            return root(told.rows, self.directory.node_reader(self.size)) == told.root
+        except TileError:
+            return False
 
     def close(self) -> None:
         self.invocations.close()
@@ -128,12 +133,3 @@ def extend(ranges: list[tuple[int, int]], index: int, count: int) -> None:
         ranges[-1] = ranges[-1][0], ranges[-1][1] + count
     else:
         ranges.append((index, count))
-
-
-def _pruned_range(row: bytes) -> list[tuple[int, int]]:
-    """Which rows an ``audit.pruned`` row speaks of."""
-    try:
-        payload = json.loads(row)["payload"]
-        return [(int(payload["first_index"]), int(payload["rows"]))]
-    except (ValueError, KeyError, TypeError):
-        return []

@@ -48,7 +48,7 @@ def check_log(
     others = [c for c in trusted if c is not newest and all(c is not f for f, _ in forked)]
     alternatives = [claim for claim, _ in forked if claim.size == newest.size]
     subject = Subject(
-        log=log, tenant=tenant, source=source,
+        log=log, tenant=tenant, trust=sources.trust, source=source,
         memory=sources.memory if source is not Source.META else None,
         claims=[newest, *alternatives, *others],
         older=evidence.of(log, newest.size) if evidence else (),

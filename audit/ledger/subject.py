@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from audit.ledger.claims import Claim
+from audit.ledger.claims import Claim, Trust
 from audit.ledger.finding import Finding, Kind, Source
 from audit.ledger.held_rows import SealedMemory
 
@@ -36,6 +36,7 @@ class Subject:
     Attributes:
         log: its pseudonym.
         tenant: whose, if known.
+        trust: whose signatures count.
         source: what findings about its files name.
         folder: of the log, where its files are to be read.
         memory: where the tenant's rows are to be read.
@@ -46,6 +47,7 @@ class Subject:
 
     log: str
     tenant: str | None
+    trust: Trust
     source: Source = Source.LEDGER
     folder: Path | None = None
     memory: SealedMemory | None = None

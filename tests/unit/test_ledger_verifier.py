@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,13 +17,14 @@ from typing import Any
 import pytest
 
 from audit.errors import CheckpointError
-from audit.ledger.checkpoint import Checkpoint
+from audit.ledger.checkpoint import Checkpoint, origin_of
 from audit.ledger.claims import Trust
 from audit.ledger.finding import Kind, LogReport, Source, Verdict
 from audit.ledger.invocations import Invocations, glance, request_id_of
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.note import Note, Signature
 from audit.ledger.note_key import SignerKey
+from audit.ledger.pruned import Pruned, pruned_of
 from audit.ledger.sealer import Sealer
 from audit.ledger.sources import Sources
 from audit.ledger.spill import Spill
@@ -30,11 +32,12 @@ from audit.ledger.subject import Limits
 from audit.ledger.tiles import WIDTH, encode_entries, tile_of
 from audit.ledger.verifier import verify
 from audit.row import AuditRow, skill_invoked_completed, skill_invoked_started, timestamp
-from audit.system_rows import audit_pruned
+from audit.system_rows import PRUNED
 from audit.testing import InMemory
 from tests.ledger_writer import (
     META,
     PREFIX,
+    SECRET,
     TENANTS,
     WITNESS,
     PlainEntry,
@@ -50,6 +53,7 @@ from tests.support import HASH, make_ending, make_identity
 from tests.witness import FakeWitness
 
 SIGNER = SignerKey.generate(PREFIX, random=lambda count: b"k" * count)
+STRANGER = SignerKey.generate(PREFIX, random=lambda count: b"x" * count)
 TENANT = TENANTS[0]
 COUNT = 1_000
 TRUST = Trust((SIGNER.verifier,), PREFIX)
@@ -346,12 +350,27 @@ def test_records_come_out_sorted_however_many_there_are(run: int) -> None:
 # --- retention ------------------------------------------------------------------------------------
 
 
-def pruned_ledger(root: Path, first: int, rows: int) -> PlainLedger:
+def pruned_row(
+    rows: int,
+    signer: SignerKey = SIGNER,
+    signed: list[bytes] | None = None,
+    told: dict[str, Any] | None = None,
+) -> AuditRow:
+    """A row that says so of the first rows, with a note as the ledger signs it."""
+    gone = [row.to_bytes() for row in rows_of(TENANT, 600, Random(3))][:rows]
+    origin = f"{origin_of(PREFIX, TENANT, SECRET)}/pruned"
+    top = tree_root(gone if signed is None else signed)
+    note = Checkpoint(origin, rows, top).sign(signer.renamed(origin)).to_bytes().decode()
+    payload = {
+        "before": "2026-11-29T21:00:00.000000Z", "first_index": 0, "rows": rows, "root": top.hex(),
+        "note": note, "tenant_id": TENANT, "request_id": "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW",
+    } | (told or {})  # fmt: skip
+    meta = started(0)[0].meta
+    return AuditRow(kind=PRUNED, ts="2026-11-29T22:00:00.000000Z", payload=payload, meta=meta)
+
+
+def pruned_ledger(root: Path, told: AuditRow) -> PlainLedger:
     """A ledger of 600 rows whose last says that some were pruned; they are still there."""
-    told = audit_pruned(
-        "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW", TENANT, before="2026-11-29T21:00:00.000000Z",
-        first_index=first, rows=rows, root="0" * 64, ts="2026-11-29T22:00:00.000000Z",
-    )  # fmt: skip
     return sealed(root, [*rows_of(TENANT, 600, Random(3)), told])
 
 
@@ -369,7 +388,7 @@ def prune(ledger: PlainLedger, rows: int) -> None:
 
 def test_pruned_rows_are_no_finding_where_a_row_says_so(tmp_path: Path) -> None:
     """Their hashes still lead to the root; the report tells how many there are."""
-    ledger = pruned_ledger(tmp_path / "a", 0, 300)
+    ledger = pruned_ledger(tmp_path / "a", pruned_row(300))
     prune(ledger, 300)
     for sides in ({}, {"memory": False}):
         found = check(ledger, **sides)
@@ -379,9 +398,42 @@ def test_pruned_rows_are_no_finding_where_a_row_says_so(tmp_path: Path) -> None:
 
 def test_rows_that_are_gone_without_a_word_are_findings(tmp_path: Path) -> None:
     """Beyond what the row says."""
-    ledger = pruned_ledger(tmp_path / "a", 0, 256)
+    ledger = pruned_ledger(tmp_path / "a", pruned_row(256))
     prune(ledger, 300)
     assert kinds(check(ledger, memory=False)) == [(Kind.DELETED, Source.LEDGER, 256, 44)]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(lambda: pruned_row(256, STRANGER), id="another key"),
+        pytest.param(lambda: pruned_row(256, told={"note": "no note"}), id="no note"),
+        pytest.param(lambda: pruned_row(256, told={"rows": 300}), id="more rows than signed"),
+        pytest.param(lambda: pruned_row(256, told={"first_index": 1}), id="another first"),
+        pytest.param(lambda: pruned_row(256, told={"root": "0" * 64}), id="another root"),
+        pytest.param(lambda: pruned_row(256, signed=[b"row"] * 256), id="of other rows"),
+    ],
+)
+def test_a_row_that_no_key_of_the_ledger_has_signed_excuses_nothing(
+    tmp_path: Path, told: Callable[[], AuditRow]
+) -> None:
+    """Who can write to the memory can write the row, but not its note."""
+    ledger = pruned_ledger(tmp_path / "a", told())
+    prune(ledger, 256)
+    assert kinds(check(ledger, memory=False))[0] == (Kind.MISSING, Source.LEDGER, 0, 256)
+
+
+def test_a_row_excuses_only_what_is_before_it(tmp_path: Path) -> None:
+    """One that stands among the rows that it calls pruned is no word for them."""
+    rows = rows_of(TENANT, 600, Random(3))
+    raw = [row.to_bytes() for row in rows]
+    trust = Trust((SIGNER.verifier,), PREFIX)
+    log = origin_of(PREFIX, TENANT, SECRET).rpartition("/")[2]
+    told = pruned_row(256).to_bytes()
+    assert pruned_of(256, told, log, trust) == Pruned(256, tree_root(raw[:256]))
+    assert pruned_of(255, told, log, trust) is None
+    assert pruned_of(256, told, "other", trust) is None
+    assert pruned_of(256, told, "other", Trust(trust.keys)) is None
 
 
 def test_a_memory_may_begin_later_where_retention_allows_it(ledger: PlainLedger) -> None:
