@@ -209,22 +209,35 @@ def test_no_rows_are_no_pass(tmp_path: Path) -> None:
     assert [(log.tenant, log.unsealed) for log in report.logs] == [(TENANT, 10)]
 
 
-def test_a_tenant_that_was_written_down_before_its_first_seal_is_no_finding(
-    ledger: PlainLedger,
-) -> None:
-    """Not with tiles that a crash has left either: without a checkpoint nothing was sealed."""
-    fill(ledger.memory, TENANTS[1], rows_of(TENANTS[1], 6, Random(4)))
-    with (ledger.root / "tenants").open("a") as names:
-        names.write(f"{ledger.log(TENANTS[1])} {TENANTS[1]}\n")
-    sources = Sources(trust=TRUST, ledger=ledger.root, memory=ledger.memory)
-    write_tree(ledger.root / ledger.log(TENANTS[1]), [b"row"], 0)
-    report = verify(sources)
-    assert list(report.findings()) == []
-    assert [log.unsealed for log in report.logs if log.tenant == TENANTS[1]] == [6]
+@pytest.mark.parametrize("left", ["tiles", "line", "both"])
+def test_a_log_that_has_lost_its_checkpoints_is_missing(tmp_path: Path, left: str) -> None:
+    """In the memory, in the files and in the meta log: tiles or its line in ``tenants`` tell."""
+    ledger = sealed(tmp_path / "a", rows_of(TENANT, 6, Random(4)))
+    shutil.rmtree(ledger.root / META)
+    (folder(ledger) / "checkpoint").unlink()
+    ledger.memory.newest.clear()
+    if left == "tiles":
+        (ledger.root / "tenants").unlink()
+    if left == "line":
+        shutil.rmtree(folder(ledger))
+    found = check(ledger, secret=SECRET)
+    assert kinds(found) == [(Kind.MISSING, Source.LEDGER, None, 1)]
+    assert (found.verdict, found.unsealed) == (Verdict.WRONG, 6)
+    assert check(ledger, secret=SECRET, memory=False).verdict is Verdict.WRONG
+
+
+def test_an_empty_folder_is_no_log(tmp_path: Path) -> None:
+    """Neither tiles nor a line: nothing of that tenant was ever sealed."""
+    memory = PlainMemory()
+    ledger = PlainLedger(tmp_path, memory, SIGNER)
+    fill(memory, TENANT, rows_of(TENANT, 6, Random(4)))
+    folder(ledger).mkdir(parents=True)
+    found = check(ledger, secret=SECRET)
+    assert (found.verdict, found.unsealed, found.findings) == (Verdict.EMPTY, 6, ())
 
 
 def test_tiles_without_any_checkpoint_are_a_finding(ledger: PlainLedger) -> None:
-    """Where no memory says that nothing was sealed."""
+    """Where no memory is asked."""
     shutil.rmtree(ledger.root / META)
     (folder(ledger) / "checkpoint").unlink()
     assert kinds(check(ledger, memory=False)) == [(Kind.MISSING, Source.LEDGER, None, 1)]
