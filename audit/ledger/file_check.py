@@ -55,6 +55,12 @@ class FileCheck:
         return any(claim.size == self.size for claim in self.roots.right)
 
     @property
+    def mark(self) -> str | None:
+        """Before which position rows were trimmed from the memory, as of now."""
+        memory, tenant = self.subject.memory, self.subject.tenant
+        return memory.trimmed(tenant) if memory and tenant else None
+
+    @property
     def memory_begins(self) -> int:
         """How many sealed rows come before the first that the memory has, as of now."""
         memory, tenant = self.subject.memory, self.subject.tenant
@@ -79,7 +85,7 @@ class FileCheck:
 
     def _left_out(self) -> int:
         """How many leaves the memory's rows need not be held against, for they were trimmed."""
-        if self.subject.limits.hot_for is None and self.size < WINDOW:
+        if self.mark is None and self.size < WINDOW:
             return 0  # few enough to be compared, whatever has become of them
         return left_out(self.memory_begins, self.size)
 

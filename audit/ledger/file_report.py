@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from audit.errors import TileError
 from audit.ledger.alignment import Alignment, Difference, Slot, differences
 from audit.ledger.file_check import FileCheck, extend
 from audit.ledger.finding import Finding, Kind, LogReport, Source
@@ -25,6 +23,7 @@ from audit.ledger.merkle import leaf_hash
 from audit.ledger.roots import by_roots
 from audit.ledger.subject import Subject
 from audit.ledger.tiles import WIDTH, tile_of
+from audit.memory.base import order_of
 from audit.row import COMPLETED
 
 #: How many single rows the memory is asked for, to name what the files have lost.
@@ -168,13 +167,12 @@ class FileReport:
         return leaf.index == self._check.left_out or end <= self._check.memory_begins
 
     def _may_be_trimmed(self, count: int) -> bool:
-        """Whether the first rows may be gone from the memory."""
-        if self._covered(0, count):
-            return True
-        limits, last = self._subject.limits, self._body(count - 1)
-        if limits.hot_for is None or not last:
+        """Whether the first rows may be gone from the memory: it says itself that they were."""
+        mark, last = self._check.mark, self._check.positions.of_row(count - 1)
+        try:
+            return bool(mark and last) and order_of(last or "") < order_of(mark or "")
+        except ValueError:
             return False
-        return limits.now() - _ts(last) >= limits.hot_for
 
     def _above(self, memory_is_right: bool) -> Iterator[Finding]:
         """Tiles that do not fit the leaves below them: altered, or the leaves were."""
@@ -224,13 +222,6 @@ class FileReport:
             found = replace(found, position=self._check.positions.of_row(index))
         return found
 
-    def _body(self, index: int) -> bytes | None:
-        try:
-            rows = self._check.directory.entries(tile_of(None, index // WIDTH, self._check.size))
-        except TileError:
-            return None
-        return rows[index % WIDTH]
-
     def _bodies(self) -> Iterator[tuple[bytes, str | None]]:
         for chunk in Leaves(
             self._check.directory, self._check.size, self._subject.claim.root
@@ -247,10 +238,3 @@ def _turned(difference: Difference) -> Difference:
     if difference.leaf is not None and difference.row is not None:
         return Difference(kind, difference.row, difference.leaf, difference.count)
     return replace(difference, kind=kind)
-
-
-def _ts(row: bytes) -> float:
-    try:
-        return datetime.fromisoformat(row[-29:-2].decode()).timestamp()
-    except ValueError:
-        return float("inf")

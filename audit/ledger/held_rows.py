@@ -5,7 +5,7 @@ Both are :class:`audit.ledger.alignment.Rows`. Each row is hashed once, from its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Protocol
@@ -38,6 +38,10 @@ class SealedMemory(Protocol):
 
     def sealed(self, tenant_id: str) -> bytes | None: ...
 
+    def trimmed(self, tenant_id: str) -> str | None: ...
+
+    def leases(self, workers: Collection[str]) -> set[str]: ...
+
 
 def slot_of(index: int, stored: bytes, hashed: bytes | None, position: str | None = None) -> Slot:
     kind = stored[_KIND_AT : stored.find(b'"', _KIND_AT)].decode("ascii", "replace")
@@ -64,6 +68,10 @@ class MemoryRows:
     def hashes(self, count: int) -> list[bytes | None]:
         self._fill(count)
         return self._hashes[self._at : self._at + count]
+
+    def positions(self, count: int) -> list[str]:
+        """Of the next rows, those that :meth:`hashes` has told."""
+        return [entry.position for entry in self._entries[self._at : self._at + count]]
 
     def skip(self, count: int) -> None:
         self._at += count

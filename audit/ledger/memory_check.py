@@ -17,7 +17,10 @@ from audit.ledger.subject import Subject
 
 
 def check_memory(subject: Subject, memory: SealedMemory, tenant: str) -> LogReport:
-    """The rows of the memory against the claims, without any files."""
+    """The rows of the memory against the claims, without any files.
+
+    Of a memory that was trimmed nothing can be checked like that, and nothing is found.
+    """
     size = subject.claim.size
     rows, frontier, roots = MemoryRows(memory, tenant), Frontier(), Roots(subject, size)
     invocations = Invocations(subject.limits.open_for)
@@ -35,6 +38,8 @@ def check_memory(subject: Subject, memory: SealedMemory, tenant: str) -> LogRepo
                 hold_all(roots, frontier.size, frontier.root)
     findings = [*malformed, *by_roots(subject, roots, Source.MEMORY, frontier.size)]
     checked = size if any(claim.size == size for claim in roots.right) else 0
+    if not checked and memory.trimmed(tenant) is not None:
+        return _trimmed(subject, rows.count)
     if checked:  # rows that were not sealed like that say nothing
         findings += of_invocations(subject, invocations, lambda: _memory_rows(memory, tenant))
     invocations.close()
@@ -42,6 +47,14 @@ def check_memory(subject: Subject, memory: SealedMemory, tenant: str) -> LogRepo
         log=subject.log, tenant=subject.tenant, sealed=size, checked=checked,
         unsealed=rows.count - frontier.size, cosigned=roots.cosigned_to, findings=tuple(findings),
     )  # fmt: skip
+
+
+def _trimmed(subject: Subject, count: int) -> LogReport:
+    """The first rows are in the bundles only, and without them there is no root to be had."""
+    size = subject.claim.size
+    return LogReport(
+        log=subject.log, tenant=subject.tenant, sealed=size, trimmed=max(0, size - count)
+    )
 
 
 def memory_has_root(memory: SealedMemory, tenant: str, claims: Sequence[Claim]) -> bool:

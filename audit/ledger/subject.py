@@ -19,13 +19,10 @@ class Limits:
 
     Attributes:
         open_for: seconds that an invocation may be without its completed row.
-        hot_for: rows older than so many seconds may be missing at the beginning of the memory,
-            where the bundles have them; ``None``: none may.
-        now: the wall clock for that, the one that whoever trims has gone by.
+        now: the wall clock.
     """
 
     open_for: float = 45.0
-    hot_for: float | None = None
     now: Callable[[], float] = time.time
 
 

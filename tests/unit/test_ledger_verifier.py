@@ -28,7 +28,6 @@ from audit.ledger.pruned import Pruned, pruned_of
 from audit.ledger.sealer import Sealer
 from audit.ledger.sources import Sources
 from audit.ledger.spill import Spill
-from audit.ledger.subject import Limits
 from audit.ledger.tiles import WIDTH, encode_entries, tile_of
 from audit.ledger.verifier import verify
 from audit.row import AuditRow, skill_invoked_completed, skill_invoked_started, timestamp
@@ -396,7 +395,7 @@ def prune(ledger: PlainLedger, rows: int) -> None:
     kept = [b"" if index * WIDTH + at < rows else row for at, row in enumerate(entries)]
     content = encode_entries(kept)
     (folder(ledger) / tile_of(None, index, 601).to_path()).write_bytes(content)
-    del ledger.memory.rows[TENANT][:rows]
+    ledger.memory.trim(TENANT, rows)
 
 
 def test_pruned_rows_are_no_finding_where_a_row_says_so(tmp_path: Path) -> None:
@@ -449,28 +448,39 @@ def test_a_row_excuses_only_what_is_before_it(tmp_path: Path) -> None:
     assert pruned_of(256, told, "other", Trust(trust.keys)) is None
 
 
-def test_a_memory_may_begin_later_where_retention_allows_it(ledger: PlainLedger) -> None:
-    """Rows of a certain age, at the beginning only, and only where that is set."""
+def test_a_memory_may_begin_where_it_says_that_it_was_trimmed(ledger: PlainLedger) -> None:
+    """Rows at the beginning only, and not one more than it says."""
     rows = ledger.memory.rows[TENANT]
     del rows[:500]
     assert kinds(check(ledger)) == [(Kind.DELETED, Source.MEMORY, 0, 500)]
-    last = datetime.fromisoformat(AuditRow.from_bytes(ledger.entries[TENANT][499]).ts)
-    hot = Limits(hot_for=60, now=lambda: last.timestamp() + 60)
-    found = check(ledger, limits=hot)
+    ledger.memory.marks[TENANT] = "500-1"
+    found = check(ledger)
     assert (found.findings, found.trimmed, found.verdict) == ((), 500, Verdict.RIGHT)
-    young = Limits(hot_for=60, now=lambda: last.timestamp() + 59.9)
-    assert kinds(check(ledger, limits=young)) == [(Kind.DELETED, Source.MEMORY, 0, 500)]
+    ledger.memory.marks[TENANT] = "500-0"
+    assert kinds(check(ledger)) == [(Kind.DELETED, Source.MEMORY, 0, 500)]
+    ledger.memory.marks[TENANT] = "500-1"
     del rows[3]
-    assert kinds(check(ledger, limits=hot)) == [(Kind.DELETED, Source.MEMORY, 503, 1)]
+    assert kinds(check(ledger)) == [(Kind.DELETED, Source.MEMORY, 503, 1)]
+
+
+def test_a_trimmed_memory_alone_has_nothing_to_check(ledger: PlainLedger) -> None:
+    """Without the bundles there is no root, so there is no finding and no pass either."""
+    ledger.memory.trim(TENANT, 500)
+    found = check(ledger, files=False)
+    assert (found.findings, found.trimmed, found.checked) == ((), 500, 0)
+    assert found.verdict is Verdict.EMPTY
+    ledger.memory.marks.clear()
+    assert kinds(check(ledger, files=False)) == [(Kind.CUT, Source.MEMORY, 500, 500)]
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_a_quiet_memory_may_have_been_trimmed_to_the_end(ledger: PlainLedger, left: int) -> None:
-    """All that was sealed is old; rows behind it are unsealed ones, and no more."""
+    """All that was sealed is gone; rows behind it are unsealed ones, and no more."""
     fill(ledger.memory, TENANT, rows_of(TENANT, left, Random(5)) if left else [])
-    del ledger.memory.rows[TENANT][:COUNT]
-    found = check(ledger, limits=Limits(hot_for=60))
+    ledger.memory.trim(TENANT, COUNT)
+    found = check(ledger)
     assert (found.findings, found.trimmed, found.unsealed) == ((), COUNT, left)
+    ledger.memory.marks.clear()
     assert kinds(check(ledger)) == [(Kind.CUT, Source.MEMORY, 0, COUNT)]
 
 
@@ -481,15 +491,14 @@ def test_more_may_be_trimmed_than_can_be_aligned(
     monkeypatch.setattr("audit.ledger.alignment.WINDOW", 256)
     monkeypatch.setattr("audit.ledger.alignment.MOST", 256)
     ledger = sealed(tmp_path / "a", rows_of(TENANT, 3_000, Random(3)))
-    del ledger.memory.rows[TENANT][:1_700]
-    hot = Limits(hot_for=60)
-    found = check(ledger, limits=hot)
+    ledger.memory.trim(TENANT, 1_700)
+    found = check(ledger)
     assert (found.findings, found.trimmed, found.checked) == ((), 1_700, 3_000)
     rows = ledger.memory.rows[TENANT]
     rows[900] = PlainEntry(rows[900].position, change(ledger, 2_600)[2_600])
-    assert kinds(check(ledger, limits=hot)) == [(Kind.EDITED, Source.MEMORY, 2_600, 1)]
+    assert kinds(check(ledger)) == [(Kind.EDITED, Source.MEMORY, 2_600, 1)]
     rows[0] = PlainEntry(rows[0].position, change(ledger, 1_700)[1_700])
-    assert kinds(check(ledger, limits=hot)) == [
+    assert kinds(check(ledger)) == [
         (Kind.EDITED, Source.MEMORY, 1_700, 1), (Kind.EDITED, Source.MEMORY, 2_600, 1),
     ]  # fmt: skip
 
@@ -500,12 +509,12 @@ def test_what_is_trimmed_while_it_is_read_is_no_finding(ledger: PlainLedger) -> 
 
     def meanwhile(tenant_id: str, after: str | None, limit: int) -> list[PlainEntry]:
         if after == "100-0" and memory.rows[TENANT][0].position == "1-0":
-            del memory.rows[TENANT][:700]
+            memory.trim(TENANT, 700)
             return memory.rows[TENANT][:limit]
         return entries(tenant_id, after, min(limit, 100))
 
     memory.entries = meanwhile  # type: ignore[method-assign]
-    found = check(ledger, limits=Limits(hot_for=60))
+    found = check(ledger)
     assert (found.findings, found.trimmed) == ((), 600)
 
 
@@ -517,7 +526,7 @@ def test_forged_positions_excuse_nothing(tmp_path: Path) -> None:
         (folder(ledger) / name).write_text("0-1\n" * WIDTH)
     rows = ledger.memory.rows[TENANT]
     rows[10] = PlainEntry(rows[10].position, change(ledger, 10)[10])
-    assert kinds(check(ledger, limits=Limits(hot_for=60))) == [(Kind.EDITED, Source.MEMORY, 10, 1)]
+    assert kinds(check(ledger)) == [(Kind.EDITED, Source.MEMORY, 10, 1)]
 
 
 def test_forged_positions_hide_nothing(ledger: PlainLedger) -> None:
@@ -525,7 +534,7 @@ def test_forged_positions_hide_nothing(ledger: PlainLedger) -> None:
     rows = ledger.memory.rows[TENANT]
     rows[10] = PlainEntry(rows[10].position, change(ledger, 10)[10])
     rows[:] = [PlainEntry(f"9{at:06}-0", row.stored) for at, row in enumerate(rows)]
-    assert check(ledger, limits=Limits(hot_for=60)).verdict is Verdict.WRONG
+    assert check(ledger).verdict is Verdict.WRONG
 
 
 # --- witnesses and sealers ------------------------------------------------------------------------
