@@ -42,7 +42,7 @@ class FileCheck:
         self.memory_rows = MemoryRows(memory, tenant) if memory and tenant else None
         self.memory = Alignment(self.memory_rows) if self.memory_rows else None
         self.left_out = self._left_out()
-        self.invocations = Invocations(subject.limits.open_for)
+        self.invocations = Invocations()
         self.pruned: list[Pruned] = []
         self.bodiless: list[tuple[int, int]] = []
         self.malformed: list[Finding] = []

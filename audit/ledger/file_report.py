@@ -16,7 +16,7 @@ from typing import Any, Final
 from audit.ledger.alignment import Alignment, Difference, Slot, differences
 from audit.ledger.file_check import FileCheck, extend
 from audit.ledger.finding import Finding, Kind, LogReport, Source
-from audit.ledger.invocations import request_id_of
+from audit.ledger.invocations import Opened, request_id_of
 from audit.ledger.leaves import Chunk, Leaves
 from audit.ledger.memory_check import check_memory, memory_has_root, of_invocations
 from audit.ledger.merkle import leaf_hash
@@ -64,23 +64,27 @@ class FileReport:
         told = bool(findings) and (memory_is_right or self._explained(findings))
         if self._check.is_right or not told:
             findings += by_roots(subject, self._check.roots, subject.source, self._check.size)
-        findings += self._of_invocations(memory_is_right)
+        repeated, opened = self._of_invocations(memory_is_right)
+        findings += repeated
         return LogReport(
             log=subject.log, tenant=subject.tenant, sealed=self._check.size,
             checked=self._check.checked, unsealed=unsealed, trimmed=trimmed,
             cosigned=self._check.roots.cosigned_to,
             pruned=sum(count for _, count in self._check.bodiless), findings=tuple(findings),
+            opened=opened, newest=self._check.invocations.newest,
         )  # fmt: skip
 
-    def _of_invocations(self, memory_is_right: bool) -> Iterator[Finding]:
+    def _of_invocations(self, memory_is_right: bool) -> tuple[list[Finding], tuple[Opened, ...]]:
         """Judged by sealed rows only: those of the files, or else the memory's, or not at all."""
-        subject = self._subject
+        subject, invocations = self._subject, self._check.invocations
         if self._check.is_right:
-            yield from of_invocations(subject, self._check.invocations, self._bodies)
-        elif memory_is_right and subject.memory and subject.tenant:
-            rows = replace(subject, older=(), claims=[c for c in subject.claims if c.size])
-            told = check_memory(rows, subject.memory, subject.tenant).findings
-            yield from (f for f in told if f.kind in (Kind.OVERDUE, Kind.DUPLICATE))
+            found = of_invocations(subject, invocations, self._bodies)
+            return list(found), tuple(invocations.opened())
+        if not (memory_is_right and subject.memory and subject.tenant):
+            return [], ()
+        rows = replace(subject, older=(), claims=[c for c in subject.claims if c.size])
+        told = check_memory(rows, subject.memory, subject.tenant)
+        return [f for f in told.findings if f.kind is Kind.DUPLICATE], told.opened
 
     def _explained(self, findings: list[Finding]) -> bool:
         """Whether the findings say already why the root is not the signed one."""

@@ -110,7 +110,7 @@ def _cut(subject: Subject, kept: Claim, folder: Path, look: Callable[[Chunk], No
         rows = check_memory(whole, subject.memory, subject.tenant)
         known = {(f.kind, f.index) for f in found}
         found += [f for f in rows.findings if (f.kind, f.index) not in known]
-        report = replace(report, unsealed=rows.unsealed)
+        report = replace(report, unsealed=rows.unsealed, opened=rows.opened)
     return replace(report, sealed=subject.claim.size, findings=tuple(found))
 
 

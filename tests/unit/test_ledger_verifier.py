@@ -28,6 +28,7 @@ from audit.ledger.pruned import Pruned, pruned_of
 from audit.ledger.sealer import Sealer
 from audit.ledger.sources import Sources
 from audit.ledger.spill import Spill
+from audit.ledger.subject import Limits
 from audit.ledger.tiles import WIDTH, encode_entries, tile_of
 from audit.ledger.verifier import verify
 from audit.row import AuditRow, skill_invoked_completed, skill_invoked_started, timestamp
@@ -291,14 +292,47 @@ def sealed(root: Path, rows: list[AuditRow], behind: list[AuditRow] | None = Non
     return ledger
 
 
-def test_an_open_invocation_is_judged_by_the_newest_sealed_row(tmp_path: Path) -> None:
-    """Not by the clock: the rows are of the past. Beyond the limit it is overdue, at it not."""
+def at(seconds: float) -> Limits:
+    """The clock, so many seconds after the first row."""
+    return Limits(now=lambda: datetime(2026, 1, 1, tzinfo=UTC).timestamp() + seconds)
+
+
+def test_an_open_invocation_of_a_memory_is_judged_by_the_clock(tmp_path: Path) -> None:
+    """Beyond the limit it is overdue, at it not; however quiet its log is."""
     first, end = started(0)
-    at_limit, beyond = [first, *started(45)], [first, *started(45.001)]
-    assert check(sealed(tmp_path / "a", at_limit)).verdict is Verdict.RIGHT
-    (finding,) = check(sealed(tmp_path / "b", beyond)).findings
-    assert (finding.kind, finding.index, finding.request_id) == (Kind.OVERDUE, 0, first.request_id)
-    assert check(sealed(tmp_path / "c", [first, end, *started(99)])).verdict is Verdict.RIGHT
+    ledger = sealed(tmp_path / "a", [first])
+    for sides in ({}, {"files": False}):
+        assert check(ledger, limits=at(45), **sides).verdict is Verdict.RIGHT
+        (finding,) = check(ledger, limits=at(45.001), **sides).findings
+        found = finding.kind, finding.index, finding.request_id
+        assert found == (Kind.OVERDUE, 0, first.request_id)
+    ended = sealed(tmp_path / "c", [first, end, *started(99)])
+    assert check(ended, limits=at(999)).verdict is Verdict.RIGHT
+
+
+def test_what_a_living_worker_runs_is_not_overdue(tmp_path: Path) -> None:
+    """Its lease is held in the memory; without it, or without the memory, nobody vouches."""
+    ledger = sealed(tmp_path / "a", [started(0)[0], *started(99)])
+    ledger.memory.workers = {"worker-1"}
+    for sides in ({}, {"files": False}):
+        assert check(ledger, limits=at(99), **sides).verdict is Verdict.RIGHT
+    assert kinds(check(ledger, memory=False)) == [(Kind.OVERDUE, Source.LEDGER, 0, 1)]
+    ledger.memory.workers = {"worker-2"}
+    assert kinds(check(ledger, limits=at(99))) == [(Kind.OVERDUE, Source.LEDGER, 0, 1)]
+
+
+def test_files_alone_measure_by_the_newest_row_of_any_log(tmp_path: Path) -> None:
+    """A quiet log hides nothing, since another one has gone on."""
+    memory = PlainMemory()
+    ledger = PlainLedger(tmp_path / "a", memory, SIGNER)
+    fill(memory, TENANT, [started(0)[0]])
+    fill(memory, TENANTS[1], rows_of(TENANTS[1], 2, Random(1)))
+    ledger.round({TENANT: 1})
+    ledger.finish()
+    assert check(ledger, memory=False).verdict is Verdict.RIGHT
+    ledger.round({TENANT: 1, TENANTS[1]: 2})
+    ledger.finish()
+    assert kinds(check(ledger, memory=False)) == [(Kind.OVERDUE, Source.LEDGER, 0, 1)]
 
 
 def test_a_row_that_waits_to_be_sealed_closes_an_invocation(tmp_path: Path) -> None:
@@ -340,10 +374,12 @@ def test_rows_are_understood_however_their_json_is_spelled() -> None:
     spaced = first.to_bytes().replace(b'","', b'", "').replace(b'":', b'": ')
     assert glance(spaced) == glance(first.to_bytes())
     assert request_id_of(spaced) == request_id_of(first.to_bytes()) == first.request_id
-    invocations = Invocations(0.0)
+    invocations = Invocations()
     for index, row in enumerate((spaced, end.to_bytes(), spaced, started(5)[0].to_bytes())):
         assert invocations.add(index, row)
-    assert [one.index for one in invocations.overdue()] == [2]
+    assert [(one.index, one.worker) for one in invocations.opened()] == [
+        (2, "worker-1"), (3, "worker-1"),
+    ]  # fmt: skip
     assert invocations.repeated() == [0, 2]
 
 
@@ -690,7 +726,7 @@ def test_a_sealer_at_work_is_no_finding(tmp_path: Path) -> None:
         done.set()
 
     trust = Trust(keys.verifiers, PREFIX)
-    sources = Sources(trust=trust, memory=memory, ledger=tmp_path, secret=keys.secret)
+    sources = Sources(trust=trust, memory=memory, ledger=tmp_path, secret=keys.secret, limits=at(0))
     sealing = threading.Thread(target=seal)
     sealing.start()
     while not done.is_set():
