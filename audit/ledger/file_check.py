@@ -19,10 +19,13 @@ from audit.ledger.invocations import Invocations
 from audit.ledger.leaves import Chunk, Leaves
 from audit.ledger.memory_check import no_row
 from audit.ledger.merkle import EMPTY_ROOT, root
+from audit.ledger.position_check import PositionCheck
 from audit.ledger.pruned import Pruned, pruned_of
+from audit.ledger.ranges import extend
 from audit.ledger.roots import Roots, hold_all
 from audit.ledger.subject import Subject
 from audit.ledger.tile_directory import TileDirectory
+from audit.ledger.tiles import WIDTH
 
 
 class FileCheck:
@@ -33,6 +36,7 @@ class FileCheck:
         self.size = subject.claim.size
         self.directory = TileDirectory(folder)
         self.positions = Positions(folder, self.size)
+        self.position_check = PositionCheck(subject, self.positions)
         trusted_root = subject.claim.root
         self.leaves = Leaves(self.directory, self.size, trusted_root, trust_rows)
         self.roots = Roots(subject, self.size)
@@ -97,8 +101,18 @@ class FileCheck:
             self.bundles.feed(chunk.leaves, slots_of(chunk, self.positions))
         out = min(max(0, self.left_out - chunk.start), len(chunk.leaves))
         if self.memory and out < len(chunk.leaves):
+            self._hold_positions(chunk.start + out, chunk.leaves[out:])
             slots = islice(slots_of(chunk, self.positions), out, None)
             self.memory.feed(chunk.leaves[out:], slots)
+
+    def _hold_positions(self, start: int, leaves: list[bytes | None]) -> None:
+        """Of rows that are all the sealed ones; of others the alignment sees to it."""
+        rows, memory = self.memory_rows, self.memory
+        if rows is None or memory is None or memory.is_behind or memory.lost is not None:
+            return
+        if rows.hashes(len(leaves)) == leaves:
+            there = self.positions.of_bundle(start // WIDTH)[start % WIDTH :]
+            self.position_check.hold(start, there, rows.positions(len(leaves)))
 
     def _bundles_are_behind(self) -> bool:
         return self.bundles.is_behind or bool(self._bundle_rows.hashes(1))
@@ -107,6 +121,7 @@ class FileCheck:
         if self.subject.source is Source.META:
             self.checked += len(chunk.leaves) if chunk.right else 0
             return
+        self.position_check.read(chunk.start, len(chunk.leaves))
         for at, leaf in enumerate(chunk.leaves):
             row = chunk.rows[at] if at < len(chunk.rows) else None
             if row and chunk.hashes[at] == leaf:
@@ -132,10 +147,3 @@ class FileCheck:
 
     def close(self) -> None:
         self.invocations.close()
-
-
-def extend(ranges: list[tuple[int, int]], index: int, count: int) -> None:
-    if ranges and sum(ranges[-1]) == index:
-        ranges[-1] = ranges[-1][0], ranges[-1][1] + count
-    else:
-        ranges.append((index, count))

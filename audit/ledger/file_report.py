@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from audit.ledger.alignment import Alignment, Difference, Slot, differences
-from audit.ledger.file_check import FileCheck, extend
+from audit.ledger.file_check import FileCheck
 from audit.ledger.finding import Finding, Kind, LogReport, Source
 from audit.ledger.invocations import Opened, request_id_of
 from audit.ledger.leaves import Chunk, Leaves
 from audit.ledger.memory_check import check_memory, memory_has_root, of_invocations
 from audit.ledger.merkle import leaf_hash
+from audit.ledger.ranges import extend
 from audit.ledger.roots import by_roots
 from audit.ledger.subject import Subject
 from audit.ledger.tiles import WIDTH, tile_of
@@ -64,6 +65,7 @@ class FileReport:
         told = bool(findings) and (memory_is_right or self._explained(findings))
         if self._check.is_right or not told:
             findings += by_roots(subject, self._check.roots, subject.source, self._check.size)
+        findings += self._of_positions()
         repeated, opened = self._of_invocations(memory_is_right)
         findings += repeated
         return LogReport(
@@ -85,6 +87,12 @@ class FileReport:
         rows = replace(subject, older=(), claims=[c for c in subject.claims if c.size])
         told = check_memory(rows, subject.memory, subject.tenant)
         return [f for f in told.findings if f.kind is Kind.DUPLICATE], told.opened
+
+    def _of_positions(self) -> Iterator[Finding]:
+        """Where leaves are not the sealed ones, which position is whose is not known."""
+        yield from self._check.position_check.flaws()
+        if self._check.is_right and self._check.memory:
+            yield from self._check.position_check.altered(self._check.memory.elsewhere)
 
     def _explained(self, findings: list[Finding]) -> bool:
         """Whether the findings say already why the root is not the signed one."""

@@ -160,6 +160,20 @@ class Positions:
                 return lines[: bundle.width]
         return []
 
+    @property
+    def are_there(self) -> bool:
+        """Whether there are any."""
+        return (self._root / "positions").is_dir()
+
+    def of_bundle_as_it_is(self, start: int) -> list[str] | None:
+        """All lines of the bundle that begins there; ``None`` if no file is there to be read."""
+        bundle = tile_of(None, start // WIDTH, self._size)
+        lines = self._lines(bundle)
+        if lines is None and not bundle.is_full:
+            whole = self._lines(bundle.full())
+            return None if whole is None else whole[: bundle.width]
+        return lines
+
     def of_row(self, index: int) -> str | None:
         lines = self.of_bundle(index // WIDTH) if index < self._size else []
         return lines[index % WIDTH] if index % WIDTH < len(lines) else None

@@ -427,7 +427,7 @@ def overdue(world: World) -> list[Finding]:
 def duplicate(world: World) -> list[Finding]:
     rows = list(world.rows)
     first, then = sorted(world.random.sample(range(len(rows)), 2))
-    rows.insert(then, PlainEntry("9-9", edited(rows[first].stored, world.random)))
+    rows.insert(then, PlainEntry(f"{then}-9", edited(rows[first].stored, world.random)))
     seal_again(world, rows)
     return [world.expect(Kind.DUPLICATE, Source.LEDGER, then)]
 

@@ -562,7 +562,55 @@ def test_forged_positions_excuse_nothing(tmp_path: Path) -> None:
         (folder(ledger) / name).write_text("0-1\n" * WIDTH)
     rows = ledger.memory.rows[TENANT]
     rows[10] = PlainEntry(rows[10].position, change(ledger, 10)[10])
-    assert kinds(check(ledger)) == [(Kind.EDITED, Source.MEMORY, 10, 1)]
+    assert (Kind.EDITED, Source.MEMORY, 10, 1) in kinds(check(ledger))
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_positions_that_are_not_as_the_sealer_left_them_are_findings(
+    ledger: PlainLedger, memory: bool
+) -> None:
+    """A file that is gone, is none, has too few lines or one twice, or goes back."""
+    path = folder(ledger) / "positions" / "001"
+    lines = path.read_text().splitlines()
+    broken = {
+        "gone": None, "none": ["nothing"] * 256, "few": lines[:-1], "many": [*lines, "600-0"],
+        "twice": [*lines[:9], lines[8], *lines[10:]], "back": ["256-0", *lines[1:]],
+    }  # fmt: skip
+    for content in broken.values():
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_text("\n".join(content) + "\n")
+        kind = Kind.MISSING if content is None else Kind.MALFORMED
+        found = kinds(check(ledger, memory=memory))
+        assert (kind, Source.LEDGER, 256, 256) in found
+        assert {one[0] for one in found} <= {kind, Kind.ALTERED}
+    path.write_text("\n".join(lines) + "\n")
+    assert check(ledger, memory=memory).findings == ()
+
+
+@pytest.mark.parametrize("edited", [None, 250, 257])
+def test_positions_that_the_memory_does_not_have_are_altered(
+    ledger: PlainLedger, edited: int | None
+) -> None:
+    """For the rows that are still there; an edited row near them hides nothing."""
+    path = folder(ledger) / "positions" / "001"
+    lines = path.read_text().splitlines()
+    lines[43:45] = ["300-5", "300-6"]
+    path.write_text("\n".join(lines) + "\n")
+    if edited is not None:
+        rows = ledger.memory.rows[TENANT]
+        rows[edited] = PlainEntry(rows[edited].position, change(ledger, edited)[edited])
+    assert (Kind.ALTERED, Source.LEDGER, 299, 2) in kinds(check(ledger))
+    ledger.memory.rows[TENANT][:] = ledger.memory.rows[TENANT][301:]
+    ledger.memory.marks[TENANT] = "301-1"
+    assert check(ledger).findings == ()
+
+
+def test_a_copy_of_what_the_standard_names_needs_no_positions(ledger: PlainLedger) -> None:
+    """An outsider has fetched tiles and bundles only; beside a memory they have to be there."""
+    shutil.rmtree(folder(ledger) / "positions")
+    assert check(ledger, memory=False).verdict is Verdict.RIGHT
+    assert (Kind.MISSING, Source.LEDGER, 0, 256) in kinds(check(ledger))
 
 
 def test_forged_positions_hide_nothing(ledger: PlainLedger) -> None:
