@@ -55,6 +55,8 @@ def seal(ctx: click.Context) -> None:
     """
     did = _when_free(sealer_of(settings_of(ctx), memory_of(ctx), new_request_id()))
     echo(f"rows sealed: {did.rows}; logs that have grown: {did.logs}")
+    if did.old_keys_may_go:
+        echo("every log has the signatures of all signing keys: the old key may go")
     for error in did.faults.values():
         click.echo(clean(f"Error: {error}"), err=True)
     ctx.exit(1 if did.faults else 0)

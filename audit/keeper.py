@@ -3,6 +3,11 @@
 Several keepers may run; one leads, by a lease of its own in the memory, and the others wait to take
 over. Should two ever lead at once, nothing breaks: replaying and closing are idempotent in the
 memory, and of two who seal one comes second, which the memory decides.
+
+What is guaranteed: replaying, reconciling, sealing and the other duties do not stop each other.
+Whatever one of them raises, be it a row that nobody can read or a mistake of ours, is an alarm
+(sev-1, once for as long as it lasts), and the round goes on with the next. An outage of the memory
+alone is no alarm of any of them.
 """
 
 from __future__ import annotations
@@ -12,16 +17,24 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from audit import metrics
-from audit.errors import AuditError, AuditMemoryError, LedgerError, SpoolError
+from audit.errors import (
+    AuditError,
+    AuditMemoryError,
+    LedgerError,
+    RowRefusedError,
+    SpoolError,
+)
 from audit.ledger.sealer import Sealer, SealRound
 from audit.memory.base import AuditMemory
 from audit.reconciler import PERIODS, RENEWALS, Reconciler, Sweep
 from audit.spool import Spool
 
 logger: Final = logging.getLogger("audit")
+
+_Done = TypeVar("_Done")
 
 #: The role for which keepers compete.
 ROLE: Final = "keeper"
@@ -54,7 +67,7 @@ class Keeper:
         lease_seconds: how long leases last (``AUDIT_LEASE_SECONDS``).
         sealer: seals the rows into the ledger, where there is one.
         seal_seconds: how long to wait between two rounds of it.
-        duties: what else the leader begins in each round; none of it waits, or raises.
+        duties: what else the leader begins in each round; none of it waits.
         clock: monotonic seconds.
     """
 
@@ -79,6 +92,8 @@ class Keeper:
         self._duties = duties
         self._seal_next = clock()
         self._seal_fault = ""
+        self._alarms: dict[str, str] = {}
+        self._outage: AuditMemoryError | None = None
         self._clock = clock
         self._reconciler = Reconciler(memory, lease_seconds=lease_seconds, clock=clock)
 
@@ -92,14 +107,16 @@ class Keeper:
         failing = False
         while not stop.is_set():
             try:
-                tell(self.round())
-                failing = False
+                did = self.round()
             except AuditMemoryError as error:
                 if not failing:
                     logger.error("the keeper waits for the memory: %s", error)
                 failing = True
-            except AuditError:  # whatever it is, who is abandoned next must still be closed
-                logger.exception("the keeper goes on after an error", extra={"severity": "sev-1"})
+            except Exception as error:  # whoever is abandoned next must still be closed
+                self._alarm("a round", error)
+            else:
+                tell(did)
+                failing = False
             stop.wait(self.interval)
         self.give_back()
 
@@ -109,20 +126,45 @@ class Keeper:
         Raises:
             AuditMemoryError: the memory did not answer; the reconciler observes anew.
         """
+        self._outage = None
+        replayed = self._guarded("replaying", self._replay) or 0
         try:
-            replayed = self._replay()
             leads = self._memory.lead(ROLE, self._holder, self._lease_seconds)
-            sweep = self._reconciler.sweep() if leads else None
         except AuditMemoryError:
             self._reconciler.forget()
             raise
-        if not leads:
+        sweep = self._guarded("reconciling", self._reconciler.sweep) if leads else None
+        if not leads or self._outage is not None:
             self._reconciler.forget()
-        self._measure(sweep)
-        sealed = self._seal() if leads else None
-        for duty in self._duties if leads else ():
-            duty()
+        self._guarded("measuring", lambda: self._measure(sweep))
+        sealed = self._guarded("sealing", self._seal) if leads else None
+        for number, duty in enumerate(self._duties if leads else ()):
+            self._guarded(f"duty {number}", duty)
+        if self._outage is not None:
+            raise self._outage
         return Round(leads=leads, replayed=replayed, sweep=sweep, sealed=sealed)
+
+    def _guarded(self, name: str, work: Callable[[], _Done]) -> _Done | None:
+        """What that work gives; ``None`` where it raised, which stops nothing else."""
+        try:
+            done = work()
+        except Exception as error:
+            if isinstance(error, AuditMemoryError) and not isinstance(error, RowRefusedError):
+                self._outage = error
+            else:
+                self._alarm(name, error)
+            return None
+        self._alarms.pop(name, None)
+        return done
+
+    def _alarm(self, name: str, error: Exception) -> None:
+        # The text of an error that is not ours may hold what is secret.
+        text = f": {error}" if isinstance(error, AuditError) else ""
+        told = f"{type(error).__name__}{text}"
+        if self._alarms.get(name) != told:
+            extra = {"severity": "sev-1"}
+            logger.critical("the keeper goes on, but %s fails: %s", name, told, extra=extra)
+        self._alarms[name] = told
 
     def _replay(self) -> int:
         """Rows of this host's spool that reached the memory; a bad disk stops nothing else."""

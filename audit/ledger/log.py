@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from audit.errors import LedgerDamagedError, LedgerError, TileConflictError
+from audit.errors import LedgerDamagedError, LedgerError, TileConflictError, TileError
 from audit.ledger.durable import flush_folder, make_folder, name_files, put_hint, replace_file
 from audit.ledger.text import decode_decimal
 from audit.ledger.tile_directory import UNNAMED, TileDirectory
@@ -114,6 +114,20 @@ class LogFolder:
                 f"{found.relative_to(self.root)} in {self.root} holds other bytes and was left"
                 " alone: run `audit verify`"
             )
+
+    def held(self) -> list[Tile]:
+        """Every tile and bundle that is there, whether a checkpoint covers it or not.
+
+        Raises:
+            LedgerDamagedError: a file among them has the name of none.
+            LedgerError: the folder cannot be read.
+        """
+        with errors_of_folder(self.root):
+            files = [path for path in (self.root / "tile").rglob("*") if path.is_file()]
+        try:
+            return [Tile.parse(path.relative_to(self.root).as_posix()) for path in files]
+        except TileError as error:
+            raise LedgerDamagedError(f"a file among the tiles of {self.root} is none") from error
 
     def tidy(self, tiles: Sequence[Tile]) -> None:
         """Remove the partial files in the places of these full ones, which are sealed.

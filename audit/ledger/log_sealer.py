@@ -31,6 +31,7 @@ from audit.ledger.edge import Edge, Growth
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.log import LogFolder
 from audit.ledger.merkle import root
+from audit.ledger.note import Note
 from audit.ledger.tiles import new_tiles
 from audit.memory.base import AuditMemory
 
@@ -98,10 +99,32 @@ class LogSealer:
             edge = Edge.read(self.log, checkpoint.size, positions=self._positions)
             if edge.frontier.root() != checkpoint.root:
                 raise LedgerDamagedError("its tiles do not make up the root that was signed")
-            up_to_date = filed is not None and self._is_newest(filed, checkpoint)
+            up_to_date = filed is not None and self._is_newest(filed, note, checkpoint)
         if not up_to_date:  # a crash between swap and file
             self.log.put_checkpoint(note)
         return Open(note, edge)
+
+    def is_signed(self, note: bytes) -> bool:
+        """Whether each of the signers has signed that checkpoint, which is verified."""
+        signed = {signature.key for signature in Note.parse(note).signatures}
+        verifiers = (signer.verifier for signer in self._keys.signers_of(self._origin))
+        return all((key.name, key.key_id) in signed for key in verifiers)
+
+    def sign_anew(self, opened: Open) -> Open:
+        """Have all signers sign the newest checkpoint, where one has not; of the same tree.
+
+        That is how a log to which nothing is added is carried over to a new key. A crash between
+        swap and file is put right by :meth:`open`, one before it by the next who calls this.
+
+        Raises: as :meth:`append`.
+        """
+        if opened.note is None or self.is_signed(opened.note):
+            return opened
+        checkpoint = Checkpoint(self._origin, opened.edge.size, opened.edge.frontier.root())
+        note = checkpoint.sign(*self._keys.signers_of(self._origin)).to_bytes()
+        self._swap(opened.note, note)
+        self.log.put_checkpoint(note)
+        return Open(note, opened.edge)
 
     def tidy(self, opened: Open) -> None:
         """Remove what a crash may have left, once, before anything is sealed.
@@ -142,23 +165,29 @@ class LogSealer:
         keys = self._keys.verifiers_of(self._origin)
         return open_checkpoint(note, self._origin, keys).checkpoint
 
-    def _is_newest(self, filed: bytes, newest: Checkpoint) -> bool:
-        """Whether the checkpoint in the file is the memory's, and not one before it."""
+    def _is_newest(self, filed: bytes, note: bytes, newest: Checkpoint) -> bool:
+        """Whether the checkpoint in the file is the memory's, and not one before it.
+
+        One before it may be of the same tree, with the signatures of fewer keys.
+        """
         checkpoint = self._verified(filed)
         if checkpoint.size > newest.size:
             raise LedgerDamagedError("the memory was rolled back: its checkpoint is an older one")
         found = root(checkpoint.size, self.log.tiles.node_reader(newest.size))
         if found != checkpoint.root:
             raise LedgerDamagedError("memory and folder have checkpoints of two different trees")
-        return checkpoint.size == newest.size
+        return filed == note
 
     def _write(self, opened: Open, growth: Growth) -> None:
         try:
             self.log.grow(growth.tiles, growth.positions)
         except TileConflictError:
-            # Of a crash whose rows the memory has lost since, before anything covered them.
             if self._memory.sealed(self._role) != opened.note:
                 raise self._race() from None
+            if opened.note is None and self._positions:
+                with self._damage():  # nothing says how far a checkpoint went that was once there
+                    raise
+            # Of a crash whose rows the memory has lost since, before anything covered them.
             self.log.grow(growth.tiles, growth.positions, replace=True)
 
     def _swap(self, old: bytes | None, new: bytes) -> None:

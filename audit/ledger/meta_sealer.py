@@ -32,6 +32,13 @@ class MetaSealer:
         self._gathered: dict[str, bytes] = {}
         self._tidied = False
 
+    def carry_over(self) -> None:
+        """Have all signers sign the newest checkpoint, where one has not.
+
+        Raises: as :meth:`gather`.
+        """
+        self._meta.sign_anew(self._meta.open())
+
     def gather(self, newest: Mapping[str, bytes], fresh: Collection[str]) -> None:
         """Add the checkpoints that the meta log does not have yet.
 
@@ -48,6 +55,8 @@ class MetaSealer:
         if not unknown:
             return
         opened = self._meta.open()
+        if opened.note is None:
+            self._check_beginning(newest)
         if not self._tidied:
             self._meta.tidy(opened)
             self._tidied = True
@@ -62,6 +71,14 @@ class MetaSealer:
             for index, log in enumerate(some, start=first):
                 self._folder.log(log).put_gathered(index)
         self._gathered |= unknown
+
+    def _check_beginning(self, logs: Iterable[str]) -> None:
+        """Whoever was gathered once was so by a meta log that had a checkpoint."""
+        if any(self._folder.log(log).gathered() is not None for log in logs):
+            raise LedgerDamagedError(
+                f"the meta log {self._meta.log.root} has no checkpoint, but has gathered some;"
+                " nothing is gathered until that is put right, run `audit verify`"
+            )
 
     def _find(self, log: str, size: int) -> bytes | None:
         """The newest checkpoint of a log that the meta log has."""

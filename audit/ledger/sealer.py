@@ -3,7 +3,8 @@
 What is guaranteed: a row is sealed exactly once, in stored order; a crash anywhere leaves what the
 next round goes on from; on one machine a lock lets one seal at a time, and of two machines the one
 whose swap in the memory came second seals nothing. A damaged log is an alarm (sev-1), is never
-repaired, and stops no other log. Without sound keys nothing at all is sealed.
+repaired, and stops no other log. A new signer signs the newest checkpoint of every log, idle ones
+too, and a round says whether all of them have it. Without sound keys nothing at all is sealed.
 
 The verifier never imports anything of this.
 """
@@ -43,12 +44,15 @@ class SealRound:
         waiting: rows that are not sealed, of the tenants that were served or have a fault; counted
             up to 1,000 each.
         faults: what is wrong with which log, by its name.
+        old_keys_may_go: whether there is more than one signer, and the newest checkpoint of every
+            log has the signatures of all; then a signer behind the first may be taken out.
     """
 
     rows: int
     logs: int
     waiting: int
     faults: dict[str, LedgerError]
+    old_keys_may_go: bool = False
 
 
 class Sealer:
@@ -82,7 +86,7 @@ class Sealer:
         self._worker = worker
         self._most = most
         self._now = now
-        self._turn = 0
+        self._served = ""
         self._told: dict[str, str] = {}
         self._begin(None)
 
@@ -117,14 +121,19 @@ class Sealer:
         self._places: dict[str, Place] = {}
         self._after: dict[str, str | None] = {}
         self._meta: MetaSealer | None = None
+        self._meta_carried_over = False
+        self._told_of_keys = False
 
     def _seal(self, keys: LedgerKeys, go_on: Callable[[], bool]) -> SealRound:
         logs = self._register(self._memory.tenants(), keys)
         faults: dict[str, LedgerError] = {}
         done: dict[str, Place] = {}
         for log in self._in_turn(list(logs)):
+            self._served = log  # before it is: whatever it raises, the next round goes on behind it
             try:
-                done[log] = self._seal_tenant(log, logs[log], keys, go_on)
+                done[log] = place = self._seal_tenant(log, logs[log], keys, go_on)
+                if place.fault is not None:
+                    faults[log] = place.fault
             except LedgerError as error:
                 faults[log] = error
                 done[log] = Place(waiting=self._left(log, logs[log]))
@@ -137,12 +146,31 @@ class Sealer:
             logs=sum(place.rows > 0 for place in done.values()),
             waiting=sum(place.waiting for place in done.values()),
             faults=faults,
+            old_keys_may_go=self._old_keys_may_go(logs, keys, bool(faults)),
         )
 
+    def _old_keys_may_go(self, logs: dict[str, str], keys: LedgerKeys, faulty: bool) -> bool:
+        """Whether all signers have signed the newest checkpoint of every log there is.
+
+        What has a place was carried over to these keys. A log that the folder lists and the memory
+        does not know was not, so nothing is said while there is one.
+        """
+        if len(keys.signers) < 2 or faulty:
+            return False
+        every = logs.keys() | self._folder.tenants().keys()
+        if not every <= self._places.keys():
+            return False
+        if not self._told_of_keys:
+            logger.warning(
+                "every log has the signature of the newest key: the old key may go; take its"
+                " PRIVATE+KEY line out of the ledger's keys and leave its public key there"
+            )
+        self._told_of_keys = True
+        return True
+
     def _in_turn(self, logs: list[str]) -> list[str]:
-        """The logs, beginning with another one each time, so that each is served."""
-        self._turn = self._turn % len(logs) if logs else 0
-        first, self._turn = self._turn, self._turn + 1
+        """The logs, beginning behind the one that was served last, so that each has its turn."""
+        first = logs.index(self._served) + 1 if self._served in logs else 0
         return logs[first:] + logs[:first]
 
     def _seal_tenant(
@@ -174,6 +202,9 @@ class Sealer:
             self._meta = MetaSealer(self._folder, sealer)
         try:
             self._meta.gather(newest, fresh)
+            if not self._meta_carried_over:  # gathering did it, unless there was nothing to gather
+                self._meta.carry_over()
+                self._meta_carried_over = True
         except LedgerError as error:
             faults[META] = error
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 from audit.errors import LedgerDamagedError
+from audit.ledger.leftovers import check_leftovers
 from audit.ledger.log_sealer import MOST, LogSealer, Open
 from audit.ledger.merkle import leaf_hash
-from audit.ledger.tiles import WIDTH, tile_of
+from audit.ledger.tiles import MAX_ENTRY, WIDTH, tile_of
 from audit.memory.base import AuditMemory, Entry, order_of
 
 #: Rows read in one go; the memory serves nobody else meanwhile (0.06 ms with rows of 573 bytes).
@@ -32,12 +34,14 @@ class Place:
         after: the position of the last row that it covers; ``None`` before the first.
         rows: how many were sealed to get there.
         waiting: rows that are not, counted up to 1,000.
+        fault: what stands behind ``after``, where that can never be sealed.
     """
 
     note: bytes | None = None
     after: str | None = None
     rows: int = 0
     waiting: int = 0
+    fault: LedgerDamagedError | None = None
 
 
 class TenantSealer:
@@ -69,7 +73,7 @@ class TenantSealer:
         return len(self._memory.entries(self._tenant_id, after, most))
 
     def seal(self, go_on: Callable[[], bool], *, tidy: bool) -> Place:
-        """Seal what is there, or as much of it as there is time for.
+        """Seal what is there, as far as that can be sealed and as there is time for it.
 
         Args:
             go_on: asked after each checkpoint.
@@ -77,18 +81,24 @@ class TenantSealer:
 
         Raises:
             LedgerDamagedError: the log is not as it was left, nor is what the memory has of it.
-            LedgerError: somebody else seals, a row is too large, or the folder cannot be used.
+            LedgerError: somebody else seals, or the folder cannot be used.
             AuditMemoryError: the memory did not answer.
         """
         opened = self._log.open()
         if tidy:
             self._log.tidy(opened)
         after, rows = self._last_sealed(opened), 0
-        while entries := self._read(after):
-            stored, positions = zip(*((e.stored, e.position) for e in entries), strict=True)
-            opened = self._log.append(opened, stored, positions)
-            after, rows = positions[-1], rows + len(entries)
-            if len(entries) < self._most:
+        opened = self._log.sign_anew(opened)
+        while found := self._read(after, self._most):
+            entries = list(takewhile(_can_be_sealed, found))
+            if entries:
+                stored, positions = zip(*((e.stored, e.position) for e in entries), strict=True)
+                opened = self._log.append(opened, stored, positions)
+                after, rows = positions[-1], rows + len(entries)
+            if len(entries) < len(found):
+                fault = self._foreign(found[len(entries)])
+                return Place(opened.note, after, rows, self.waiting(after), fault)
+            if len(found) < self._most:
                 return Place(opened.note, after, rows)
             if not go_on():
                 return Place(opened.note, after, rows, self.waiting(after))
@@ -96,11 +106,11 @@ class TenantSealer:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _read(self, after: str | None) -> list[Entry]:
+    def _read(self, after: str | None, most: int) -> list[Entry]:
         """The next entries, in pages."""
         found: list[Entry] = []
-        while len(found) < self._most:
-            limit = min(_PAGE, self._most - len(found))
+        while len(found) < most:
+            limit = min(_PAGE, most - len(found))
             page = self._memory.entries(self._tenant_id, after, limit)
             found += page
             if len(page) < limit:
@@ -110,6 +120,7 @@ class TenantSealer:
 
     def _last_sealed(self, opened: Open) -> str | None:
         if not opened.edge.size:
+            self._check_beginning()
             return None
         *before, last = self._log.log.last_positions(opened.edge.size, 2)
         newest = self._memory.last_position(self._tenant_id)
@@ -127,15 +138,31 @@ class TenantSealer:
             raise self._misplaced("the memory's row at the position of its last entry is another")
         return last
 
+    def _check_beginning(self) -> None:
+        try:
+            check_leftovers(
+                self._log.log, MOST, lambda count: [e.stored for e in self._read(None, count)]
+            )
+        except LedgerDamagedError as error:
+            raise self._misplaced(str(error)) from error
+
     def _last_leaf(self, opened: Open) -> bytes:
         size = opened.edge.size
         return self._log.log.tiles.hashes(tile_of(0, (size - 1) // WIDTH, size))[-1]
+
+    def _foreign(self, entry: Entry) -> LedgerDamagedError:
+        what = "is no row" if entry.foreign else "is larger than a row can be"
+        return self._misplaced(f"the memory's entry at {entry.position} {what}")
 
     def _misplaced(self, fault: str) -> LedgerDamagedError:
         return LedgerDamagedError(
             f"the log {self._log.log.root} does not fit the memory: {fault}; nothing of it is"
             " sealed until that is put right, run `audit verify`"
         )
+
+
+def _can_be_sealed(entry: Entry) -> bool:
+    return not entry.foreign and len(entry.stored) <= MAX_ENTRY
 
 
 def _compare(position: str, other: str) -> int:

@@ -146,10 +146,17 @@ def as_replay(row: AuditRow) -> AuditRow:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A stored row as the ledger takes it: where it stands, and its bytes, unread."""
+    """A stored row as the ledger takes it: where it stands, and its bytes, unread.
+
+    Attributes:
+        position: where it stands.
+        stored: its bytes; of a foreign entry names and values of all its fields, in one.
+        foreign: whether this is no row of anybody's: it has other fields than a row has.
+    """
 
     position: str
     stored: bytes
+    foreign: bool = False
 
 
 def order_of(position: str) -> tuple[int, int]:

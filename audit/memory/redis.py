@@ -25,6 +25,7 @@ from audit.errors import (
     AuditMemoryError,
     MemoryUnavailableError,
     MemoryUrlError,
+    RowError,
     RowRefusedError,
 )
 from audit.memory.base import (
@@ -38,7 +39,7 @@ from audit.memory.base import (
 from audit.memory.connection import Command, Line, Lines
 from audit.memory.redis_keys import Keys, command_of
 from audit.memory.redis_lease import RedisLeases
-from audit.memory.redis_seal import RedisSeal
+from audit.memory.redis_seal import ROW_FIELD, RedisSeal
 from audit.memory.redis_url import parse_url, shown
 from audit.row import AuditRow
 
@@ -345,7 +346,10 @@ class RedisMemory(AuditMemory):
 
 def _row(entry: tuple[bytes, Mapping[bytes, bytes]]) -> AuditRow:
     position, fields = entry
-    return AuditRow.from_bytes(fields[b"row"], position.decode())
+    if list(fields) != [ROW_FIELD]:
+        # Not left out: a trail with something strange in it must not look whole.
+        raise RowError(f"the entry at {position.decode()} is no row: it has other fields than one")
+    return AuditRow.from_bytes(fields[ROW_FIELD], position.decode())
 
 
 def _place(row: AuditRow) -> tuple[int, int]:

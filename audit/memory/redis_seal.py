@@ -1,12 +1,13 @@
 """What the ledger asks of a Redis or Valkey server: raw rows, the newest checkpoint, trimming.
 
 Each is one command or script call. A checkpoint is swapped in one step, and a page of rows is
-trimmed in one step, so whoever emits meanwhile sees either state and no other.
+trimmed in one step, so whoever emits meanwhile sees either state and no other. What somebody else
+put into a stream is an entry as well, marked as foreign, so that it is found and ends nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any, Final
 
@@ -15,6 +16,9 @@ from audit.memory.redis_keys import Keys
 
 #: Rows trimmed in one step. Emits wait for that long, so it is short: about a millisecond.
 TRIM_PAGE: Final = 100
+
+#: The one field that an entry of a stream of rows has.
+ROW_FIELD: Final = b"row"
 
 _TRIM: Final = resources.files("audit.memory").joinpath("trim.lua").read_text(encoding="utf-8")
 _SWAP: Final = """
@@ -49,7 +53,7 @@ class RedisSeal:
             raise ValueError(f"a page has 1 entry at least, not {limit}")
         start = "-" if after is None else f"({after}"
         page = self._ask("XRANGE", self._keys(tenant_id).rows, start, "+", "COUNT", str(limit))
-        return [Entry(position.decode(), stored) for position, (_, stored) in page]
+        return [_entry(position.decode(), fields) for position, fields in page]
 
     def last_position(self, tenant_id: str) -> str | None:
         last = self._ask("EVAL", _LAST, "1", self._keys(tenant_id).rows)
@@ -80,3 +84,9 @@ class RedisSeal:
 
     def _keys(self, tenant_id: str) -> Keys:
         return Keys(self._prefix, tenant_id)
+
+
+def _entry(position: str, fields: Sequence[bytes]) -> Entry:
+    if len(fields) == 2 and fields[0] == ROW_FIELD:
+        return Entry(position, fields[1])
+    return Entry(position, b"\0".join(fields), foreign=True)

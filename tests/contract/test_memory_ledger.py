@@ -6,6 +6,7 @@ everything else that the contract says goes on to hold.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import threading
@@ -20,7 +21,7 @@ from ulid import ULID
 
 from audit.embedded import EmbeddedServer
 from audit.errors import MemoryUnavailableError, RowError, RowRefusedError
-from audit.memory import AuditMemory
+from audit.memory import AuditMemory, open_memory
 from audit.memory.base import Entry, Once, RowFilter, RowRefusal, Stored, order_of
 from audit.row import COMPLETED, LATE, NIL_TENANT, AuditRow, Identity, Reason
 from audit.system_rows import KEY_ROTATED, PRUNED, audit_key_rotated, audit_pruned
@@ -131,6 +132,20 @@ def test_bytes_that_are_no_row_are_entries_too(server: EmbeddedServer) -> None:
         client.xadd(f"audit:{{{TENANT}}}:rows", {"row": b"\xff no row"})
         assert [entry.stored for entry in memory.entries(TENANT, None, 10)] == [b"\xff no row"]
         assert everything(memory) == 1
+
+
+@pytest.mark.parametrize("fields", [{"foo": b"x"}, {"row": b"x", "y": b"z"}, {"a": "b", "c": "d"}])
+def test_an_entry_with_other_fields_is_marked_as_foreign(
+    fields: dict[str, Any], server: EmbeddedServer
+) -> None:
+    """With its position; whoever reads rows is told by a typed error that names it."""
+    with contextlib.closing(open_memory(server.url, timeout=10)) as memory:
+        client = redis.Redis.from_url(server.url)
+        position = client.xadd(f"audit:{{{TENANT}}}:rows", fields).decode()
+        (entry,) = memory.entries(TENANT, None, 10)
+        assert (entry.position, entry.foreign) == (position, True)
+        with pytest.raises(RowError, match=position):
+            list(memory.rows(TENANT))
 
 
 def test_a_reader_beside_writers_misses_nothing(memory: AuditMemory) -> None:

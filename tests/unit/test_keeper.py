@@ -292,6 +292,48 @@ def test_an_outage_while_it_seals_is_told_and_the_sweep_stands(
     assert "the ledger waits for the memory" in caplog.text
 
 
+class Broken(Exception):
+    """No error of ours."""
+
+
+def broken(*_: object, **__: object) -> None:
+    raise Broken("a row's secret")
+
+
+@pytest.mark.parametrize("work", ["replay", "sweep", "seal", "duty"])
+def test_whatever_one_duty_raises_stops_no_other(
+    work: str, house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An alarm with its class, once, and without its text; all the rest is done in each round."""
+    begun: list[int] = []
+    seals = Seals(*[SealRound(rows=1, logs=1, waiting=0, faults={})] * 20)
+    keeper = Keeper(
+        house.memory,
+        house.spool("a"),
+        holder="a",
+        lease_seconds=LEASE,
+        sealer=seals,  # type: ignore[arg-type]
+        duties=[broken if work == "duty" else lambda: None, lambda: begun.append(1)],
+        clock=house.clock,
+    )
+    house.memory.emit(started(make_identity(worker="gone")))
+    if work == "replay":
+        monkeypatch.setattr(keeper._spool, "replay", broken)
+    if work == "sweep":
+        monkeypatch.setattr(keeper._reconciler, "_sweep", broken)
+    if work == "seal":
+        monkeypatch.setattr(seals, "round", broken)
+    told: list[Round] = []
+    keeper.keep(Stop(house, 14), told.append)  # type: ignore[arg-type]
+    assert len(told) == len(begun) == 14
+    assert sum(len(did.sweep.closed) for did in told if did.sweep) == (work != "sweep")
+    assert sum(did.sealed is not None for did in told) == (0 if work == "seal" else 14)
+    (alarm,) = [r for r in caplog.records if r.levelno == logging.CRITICAL]
+    assert alarm.__dict__["severity"] == "sev-1"
+    assert "Broken" in alarm.getMessage()
+    assert "secret" not in alarm.getMessage()
+
+
 def test_only_the_leader_begins_its_duties(house: House) -> None:
     """Once in each round, after it has sealed; whoever follows begins nothing."""
     begun: list[str] = []

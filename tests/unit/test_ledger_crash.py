@@ -14,7 +14,8 @@ import pytest
 from audit.errors import LedgerRaceError, MemoryUnavailableError
 from audit.ledger import durable
 from audit.ledger.checkpoint import origin_of
-from audit.ledger.folder import LedgerFolder
+from audit.ledger.folder import META, LedgerFolder
+from audit.ledger.keys import LedgerKeys
 from audit.ledger.sealer import SealRound
 from audit.ledger.tiles import new_tiles
 from audit.memory.base import AuditMemory, Entry
@@ -195,6 +196,32 @@ def test_rows_that_were_written_and_lost_before_they_were_sealed_do_no_harm(tmp_
         assert rows[:250] == [row_of(TENANT, n) for n in range(1, 251)]
         assert rows[250:] == [row_of(TENANT, n) + b"!" for n in range(251, 521)]
     assert lost > 20
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_crash_while_a_new_key_takes_over_is_finished_by_the_next_round(
+    after: bool, tmp_path: Path
+) -> None:
+    """Anywhere: then every log, and the meta log, has the new signature in memory and folder."""
+    rotated = KEYS.rotated()
+    only = LedgerKeys(rotated.signers[:1], (), KEYS.secret)
+    at = 0
+    while True:
+        memory, directory, death = Rows(), tmp_path / str(at), Death(at, after=after)
+        memory.emit = lambda row, once=None: None  # type: ignore[method-assign, assignment, misc]
+        memory.counts[TENANT] = 3
+        seal(memory, directory)
+        seal_and_die(memory, directory, death, load_keys=lambda: rotated)
+        if not death.struck:
+            break
+        assert seal(memory, directory, load_keys=lambda: rotated).old_keys_may_go
+        for role, name in ((TENANT, log_of(TENANT)), (META, META)):
+            note = memory.sealed(role)
+            assert LedgerFolder(directory).log(name).checkpoint() == note
+            verified(note, f"{PREFIX}/{name}", only)
+        assert len(meta_of(memory, directory)) == 2
+        at += 1
+    assert at > 20
 
 
 def size_of(memory: AuditMemory) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import shutil
@@ -15,7 +16,6 @@ import pytest
 
 from audit.embedded import EmbeddedServer
 from audit.errors import (
-    EntryTooLargeError,
     LedgerDamagedError,
     LedgerKeyError,
     LedgerRaceError,
@@ -148,6 +148,43 @@ def test_a_round_that_has_other_duties_stops_and_every_tenant_gets_its_turn(tmp_
         (5, 1, 0),
     ]
     assert len(contents(memory, tmp_path, TENANT)["rows"]) == 25
+
+
+def test_with_many_tenants_a_round_begins_where_the_one_before_stopped(tmp_path: Path) -> None:
+    """Those that always have new rows starve nobody: between two turns of one, each has its own."""
+    tenants = [f"00000000-0000-4000-8000-{n:012}" for n in range(1, 21)]
+    memory = Rows(**dict.fromkeys(tenants, 0))
+    sealer, times, notes = make(memory, tmp_path), dict.fromkeys(tenants, 0), dict[str, Any]()
+    for _ in range(20):
+        for tenant_id in tenants:
+            memory.counts[tenant_id] += 1
+        asked = iter([True] * 4)
+        sealer.round(lambda asked=asked: next(asked, False))  # type: ignore[misc]
+        for tenant_id in tenants:
+            times[tenant_id] += memory.sealed(tenant_id) != notes.get(tenant_id)
+            notes[tenant_id] = memory.sealed(tenant_id)
+        assert max(times.values()) - min(times.values()) <= 1
+    assert set(times.values()) == {5}
+
+
+def test_a_log_that_breaks_a_round_has_only_its_turn(tmp_path: Path) -> None:
+    """The round behind it goes on with the next log."""
+    memory = Rows(**{OTHER: 1})
+    memory.counts[TENANT] = 1
+    entries = memory.entries
+
+    def fail(tenant_id: str, *args: Any) -> list[Entry]:
+        if tenant_id == broken:
+            raise MemoryUnavailableError("of this tenant alone")
+        return entries(tenant_id, *args)
+
+    memory.entries = fail  # type: ignore[method-assign]
+    sealer = make(memory, tmp_path)
+    broken = memory.tenants()[0]
+    for _ in range(2):
+        with contextlib.suppress(MemoryUnavailableError):
+            sealer.round()
+    assert memory.sealed(memory.tenants()[1]) is not None
 
 
 def test_trimmed_rows_are_not_missed(tmp_path: Path) -> None:
@@ -413,6 +450,59 @@ def test_damage_is_told_and_nothing_is_repaired(
     assert TENANT not in alarm.getMessage()
 
 
+def others(memory: Rows) -> None:
+    """The memory's rows of TENANT are not those that were sealed."""
+    entries = memory.entries
+    memory.entries = lambda t, a, n: [  # type: ignore[method-assign]
+        Entry(e.position, e.stored + b"!" * (t == TENANT)) for e in entries(t, a, n)
+    ]
+
+
+def fewer(memory: Rows) -> None:
+    memory.counts[TENANT] = 3
+
+
+@pytest.mark.parametrize("rows", [5, 300, 600])
+@pytest.mark.parametrize("change", [others, fewer])
+@pytest.mark.parametrize("trace", ["tile", "gathered"])
+def test_a_log_whose_checkpoint_was_taken_away_is_damaged(
+    rows: int, change: Callable[[Rows], None], trace: str, tmp_path: Path
+) -> None:
+    """In memory and folder, so that it looks new: what is left of it is never overwritten."""
+    memory = Rows(**{OTHER: 1})
+    memory.counts[TENANT] = rows
+    seal(memory, tmp_path)
+    log = tmp_path / log_of(TENANT)
+    (log / "checkpoint").unlink()
+    if trace == "tile":
+        (log / "gathered").unlink()
+    else:
+        shutil.rmtree(log / "tile")
+    del memory._sealed[TENANT]
+    change(memory)
+    before = files(log)
+    memory.counts[OTHER] += 1
+    did = seal(memory, tmp_path)
+    assert list(did.faults) == [log_of(TENANT)]
+    assert isinstance(did.faults[log_of(TENANT)], LedgerDamagedError)
+    assert (did.rows, files(log), memory.sealed(TENANT)) == (1, before, None)
+
+
+def test_a_meta_log_whose_checkpoint_was_taken_away_is_damaged(tmp_path: Path) -> None:
+    """Nothing is gathered from its beginning again; the tenants' logs go on."""
+    memory = Rows(**{OTHER: 1})
+    memory.counts[TENANT] = 1
+    seal(memory, tmp_path)
+    shutil.rmtree(tmp_path / META)
+    del memory._sealed[META]
+    memory.counts[TENANT] += 1
+    did = seal(memory, tmp_path)
+    assert (did.rows, list(did.faults)) == (1, [META])
+    assert isinstance(did.faults[META], LedgerDamagedError)
+    assert not (tmp_path / META).exists()
+    assert memory.sealed(META) is None
+
+
 def test_a_log_that_was_damaged_goes_on_once_that_is_put_right(tmp_path: Path) -> None:
     """Without a restart; and the alarm comes again when the damage does."""
     memory, directory = Rows(), tmp_path / "ledger"
@@ -449,17 +539,24 @@ def test_a_damaged_meta_log_stops_no_tenant(tmp_path: Path) -> None:
     assert meta_of(memory, tmp_path)[2:] == [memory.sealed(TENANT)]
 
 
-def test_a_row_that_no_bundle_holds_stops_its_log_alone(tmp_path: Path) -> None:
-    """It is told as what it is."""
+@pytest.mark.parametrize("entry", [Entry("3-0", b"x" * 65_536), Entry("3-0", b"x", foreign=True)])
+def test_an_entry_that_is_no_row_stops_its_log_alone(entry: Entry, tmp_path: Path) -> None:
+    """It is told as damage, with its place; the rows before it are sealed and gathered."""
     memory = Rows(**{OTHER: 1})
-    memory.counts[TENANT] = 1
+    memory.counts[TENANT] = 5
     entries = memory.entries
-    memory.entries = lambda t, a, n: (  # type: ignore[method-assign]
-        [Entry("1-0", b"x" * 65_536)] if t == TENANT else entries(t, a, n)
-    )
-    did = seal(memory, tmp_path)
-    assert did.rows == 1
-    assert isinstance(did.faults[log_of(TENANT)], EntryTooLargeError)
+    memory.entries = lambda t, a, n: [  # type: ignore[method-assign]
+        entry if (t, e.position) == (TENANT, "3-0") else e for e in entries(t, a, n)
+    ]
+    sealer = make(memory, tmp_path)
+    for rows in (3, 0):
+        did = sealer.round()
+        assert did is not None
+        assert (did.rows, did.waiting, list(did.faults)) == (rows, 3, [log_of(TENANT)])
+        assert isinstance(did.faults[log_of(TENANT)], LedgerDamagedError)
+        assert "3-0" in str(did.faults[log_of(TENANT)])
+    assert len(contents(memory, tmp_path, TENANT)["rows"]) == 2
+    assert memory.sealed(TENANT) in meta_of(memory, tmp_path)
 
 
 def test_an_outage_ends_the_round(tmp_path: Path) -> None:
@@ -544,7 +641,65 @@ def test_after_three_rotations_the_first_checkpoint_still_verifies(tmp_path: Pat
     newest = keys
     memory.counts[TENANT] = 6
     did = seal(memory, tmp_path, load_keys=lambda: newest)
-    assert did == SealRound(rows=1, logs=1, waiting=0, faults={})
+    assert did == SealRound(rows=1, logs=1, waiting=0, faults={}, old_keys_may_go=True)
+
+
+def test_a_new_key_signs_every_log_and_the_old_one_may_go(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Idle logs too, of the same tree, and the meta log; once that is said, the old line may be
+    taken out, and whoever knows the new key alone can verify all of it."""
+    memory, tenants = InMemory(), [TENANT, OTHER]
+    for tenant_id in tenants:
+        memory.emit(refused(make_identity(tenant_id=tenant_id)))
+    assert not seal(memory, tmp_path).old_keys_may_go
+    rotated = KEYS.rotated()
+    sealer = make(memory, tmp_path, load_keys=lambda: rotated)
+    said: list[bool] = []
+    while not any(said):
+        did = sealer.round(lambda: False)
+        assert did is not None
+        said.append(did.old_keys_may_go)
+    assert len(said) == 3  # one log each
+    assert caplog.text.count("the old key may go") == 1
+    only = LedgerKeys(rotated.signers[:1], (), KEYS.secret)
+    for tenant_id in [*tenants, NIL_TENANT, META]:
+        name = META if tenant_id == META else log_of(tenant_id)
+        note = memory.sealed(tenant_id)
+        assert LedgerFolder(tmp_path).log(name).checkpoint() == note
+        assert verified(note, f"{PREFIX}/{name}", only).size >= 1
+        assert tenant_id == META or note in meta_of(memory, tmp_path)
+    before = files(tmp_path)
+    assert seal(memory, tmp_path, load_keys=lambda: rotated).old_keys_may_go
+    assert files(tmp_path) == before
+    memory.emit(refused(make_identity()))
+    assert seal(memory, tmp_path, load_keys=lambda: only).rows == 1
+
+
+def test_an_idle_meta_log_is_signed_anew_by_itself(tmp_path: Path) -> None:
+    """Where every log has the new signature already, as after a crash behind them."""
+    memory = Rows()
+    memory.counts[TENANT] = 5
+    rotated = KEYS.rotated()
+    seal(memory, tmp_path, load_keys=lambda: rotated)
+    older = verified(memory.sealed(META), f"{PREFIX}/{META}", rotated)
+    note = older.sign(*KEYS.signers_of(f"{PREFIX}/{META}")).to_bytes()
+    memory._sealed[META] = note
+    LedgerFolder(tmp_path).log(META).put_checkpoint(note)
+    assert seal(memory, tmp_path, load_keys=lambda: rotated).old_keys_may_go
+    only = LedgerKeys(rotated.signers[:1], (), KEYS.secret)
+    assert verified(memory.sealed(META), f"{PREFIX}/{META}", only) == older
+
+
+def test_the_old_key_stays_while_a_log_is_damaged(tmp_path: Path) -> None:
+    """It has not got the new signature."""
+    memory = Rows(**{OTHER: 5})
+    memory.counts[TENANT] = 5
+    seal(memory, tmp_path)
+    (tmp_path / log_of(OTHER) / "tile" / "0" / "000.p" / "5").unlink()
+    memory.emit = lambda row, once=None: None  # type: ignore[method-assign, assignment, misc]
+    rotated = KEYS.rotated()
+    assert not seal(memory, tmp_path, load_keys=lambda: rotated).old_keys_may_go
 
 
 def test_the_fault_of_a_disk_is_an_alarm_of_its_own(
