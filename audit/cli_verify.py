@@ -98,9 +98,7 @@ def verify(
                 tenant=None if tenant_id is None else str(tenant_id),
                 given=tuple(file.read() for file in given),
                 secret=known[2],
-                limits=Limits(
-                    open_for=_open_for(open_for, settings), hot_for=settings.hot_retention
-                ),
+                limits=Limits(open_for=_open_for(open_for, settings)),
             )
         )
     except CheckpointError as error:

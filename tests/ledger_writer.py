@@ -5,7 +5,7 @@ Nothing of the sealer is in here, so that what the verifier reads was not made b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -45,6 +45,8 @@ class PlainMemory:
 
     rows: dict[str, list[PlainEntry]] = field(default_factory=dict)
     newest: dict[str, bytes] = field(default_factory=dict)
+    marks: dict[str, str] = field(default_factory=dict)
+    workers: set[str] = field(default_factory=set)
 
     def tenants(self) -> list[str]:
         return sorted(self.rows)
@@ -56,6 +58,18 @@ class PlainMemory:
 
     def sealed(self, tenant_id: str) -> bytes | None:
         return self.newest.get(tenant_id)
+
+    def trimmed(self, tenant_id: str) -> str | None:
+        return self.marks.get(tenant_id)
+
+    def leases(self, workers: Collection[str]) -> set[str]:
+        return self.workers & set(workers)
+
+    def trim(self, tenant_id: str, count: int) -> None:
+        """Remove the first so many rows, and say so."""
+        major, _, minor = self.rows[tenant_id][count - 1].position.partition("-")
+        self.marks[tenant_id] = f"{major}-{int(minor) + 1}"
+        del self.rows[tenant_id][:count]
 
 
 class PlainLedger:

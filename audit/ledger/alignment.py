@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from audit.ledger.finding import Kind
+from audit.ledger.ranges import extend
 
 #: How far is looked ahead for a place where rows and leaves meet again.
 WINDOW: Final = 1 << 17
@@ -95,6 +96,7 @@ class Alignment:
         gaps: where they differ, so far.
         alike: how many are the same.
         lost: the index from which on nothing fits any more, if there is one.
+        elsewhere: alike as they are, rows that stand at other positions than their leaves name.
         cut: how many leaves were counted at the end that have no rows, beyond those of the gaps.
     """
 
@@ -102,6 +104,7 @@ class Alignment:
     gaps: list[Gap] = field(default_factory=list)
     alike: int = 0
     lost: int | None = None
+    elsewhere: list[tuple[int, int]] = field(default_factory=list)
     _leaves: deque[Slot] = field(default_factory=deque)
     _taken: deque[Slot] = field(default_factory=deque)
     cut: int = 0
@@ -149,8 +152,9 @@ class Alignment:
                 taken.extend(self.rows.take(_FIRST_LOOK))
             if not taken or not _fit(leaves[0], taken[0]):
                 return
-            leaves.popleft()
-            taken.popleft()
+            leaf, row = leaves.popleft(), taken.popleft()
+            if leaf.position and row.position and leaf.position != row.position:
+                extend(self.elsewhere, leaf.index, 1)
             self.alike += 1
 
     def _close_gap(self, *, final: bool) -> bool:

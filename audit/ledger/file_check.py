@@ -6,25 +6,26 @@ comes to is said by ``file_report``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Final
 
+from audit.errors import TileError
 from audit.ledger.alignment import WINDOW, Alignment
 from audit.ledger.beginning import beginning, left_out
+from audit.ledger.excused import Pruned, pruned_of
 from audit.ledger.finding import Finding, Source
 from audit.ledger.held_rows import BundleRows, MemoryRows, Positions, slots_of
 from audit.ledger.invocations import Invocations
 from audit.ledger.leaves import Chunk, Leaves
 from audit.ledger.memory_check import no_row
-from audit.ledger.merkle import EMPTY_ROOT
+from audit.ledger.merkle import EMPTY_ROOT, root
+from audit.ledger.position_check import PositionCheck
+from audit.ledger.ranges import extend
 from audit.ledger.roots import Roots, hold_all
 from audit.ledger.subject import Subject
 from audit.ledger.tile_directory import TileDirectory
-
-_PRUNED: Final = b'{"kind":"audit.pruned"'
+from audit.ledger.tiles import WIDTH
 
 
 class FileCheck:
@@ -35,6 +36,7 @@ class FileCheck:
         self.size = subject.claim.size
         self.directory = TileDirectory(folder)
         self.positions = Positions(folder, self.size)
+        self.position_check = PositionCheck(subject, self.positions)
         trusted_root = subject.claim.root
         self.leaves = Leaves(self.directory, self.size, trusted_root, trust_rows)
         self.roots = Roots(subject, self.size)
@@ -44,8 +46,8 @@ class FileCheck:
         self.memory_rows = MemoryRows(memory, tenant) if memory and tenant else None
         self.memory = Alignment(self.memory_rows) if self.memory_rows else None
         self.left_out = self._left_out()
-        self.invocations = Invocations(subject.limits.open_for)
-        self.pruned: list[tuple[int, int]] = []
+        self.invocations = Invocations()
+        self.pruned: list[Pruned] = []
         self.bodiless: list[tuple[int, int]] = []
         self.malformed: list[Finding] = []
         self.checked = 0
@@ -55,6 +57,12 @@ class FileCheck:
     def is_right(self) -> bool:
         """Whether the files have the root that the checkpoint claims."""
         return any(claim.size == self.size for claim in self.roots.right)
+
+    @property
+    def mark(self) -> str | None:
+        """Before which position rows were trimmed from the memory, as of now."""
+        memory, tenant = self.subject.memory, self.subject.tenant
+        return memory.trimmed(tenant) if memory and tenant else None
 
     @property
     def memory_begins(self) -> int:
@@ -81,7 +89,7 @@ class FileCheck:
 
     def _left_out(self) -> int:
         """How many leaves the memory's rows need not be held against, for they were trimmed."""
-        if self.subject.limits.hot_for is None and self.size < WINDOW:
+        if self.mark is None and self.size < WINDOW:
             return 0  # few enough to be compared, whatever has become of them
         return left_out(self.memory_begins, self.size)
 
@@ -93,8 +101,18 @@ class FileCheck:
             self.bundles.feed(chunk.leaves, slots_of(chunk, self.positions))
         out = min(max(0, self.left_out - chunk.start), len(chunk.leaves))
         if self.memory and out < len(chunk.leaves):
+            self._hold_positions(chunk.start + out, chunk.leaves[out:])
             slots = islice(slots_of(chunk, self.positions), out, None)
             self.memory.feed(chunk.leaves[out:], slots)
+
+    def _hold_positions(self, start: int, leaves: list[bytes | None]) -> None:
+        """Of rows that are all the sealed ones; of others the alignment sees to it."""
+        rows, memory = self.memory_rows, self.memory
+        if rows is None or memory is None or memory.is_behind or memory.lost is not None:
+            return
+        if rows.hashes(len(leaves)) == leaves:
+            there = self.positions.of_bundle(start // WIDTH)[start % WIDTH :]
+            self.position_check.hold(start, there, rows.positions(len(leaves)))
 
     def _bundles_are_behind(self) -> bool:
         return self.bundles.is_behind or bool(self._bundle_rows.hashes(1))
@@ -103,6 +121,7 @@ class FileCheck:
         if self.subject.source is Source.META:
             self.checked += len(chunk.leaves) if chunk.right else 0
             return
+        self.position_check.read(chunk.start, len(chunk.leaves))
         for at, leaf in enumerate(chunk.leaves):
             row = chunk.rows[at] if at < len(chunk.rows) else None
             if row and chunk.hashes[at] == leaf:
@@ -116,24 +135,15 @@ class FileCheck:
         self.checked += 1
         if not self.invocations.add(index, row):
             self.malformed.append(no_row(self.subject, self.subject.source, index, None))
-        if row.startswith(_PRUNED):
-            self.pruned += _pruned_range(row)
+        told = pruned_of(index, row, self.subject.log, self.subject.trust)
+        if told is not None and self._has_root(told):
+            self.pruned.append(told)
+
+    def _has_root(self, told: Pruned) -> bool:
+        try:
+            return root(told.rows, self.directory.node_reader(self.size)) == told.root
+        except TileError:
+            return False
 
     def close(self) -> None:
         self.invocations.close()
-
-
-def extend(ranges: list[tuple[int, int]], index: int, count: int) -> None:
-    if ranges and sum(ranges[-1]) == index:
-        ranges[-1] = ranges[-1][0], ranges[-1][1] + count
-    else:
-        ranges.append((index, count))
-
-
-def _pruned_range(row: bytes) -> list[tuple[int, int]]:
-    """Which rows an ``audit.pruned`` row speaks of."""
-    try:
-        payload = json.loads(row)["payload"]
-        return [(int(payload["first_index"]), int(payload["rows"]))]
-    except (ValueError, KeyError, TypeError):
-        return []

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from audit.errors import TileError
 from audit.ledger.alignment import Alignment, Difference, Slot, differences
-from audit.ledger.file_check import FileCheck, extend
+from audit.ledger.file_check import FileCheck
 from audit.ledger.finding import Finding, Kind, LogReport, Source
-from audit.ledger.invocations import request_id_of
+from audit.ledger.invocations import Opened, request_id_of
 from audit.ledger.leaves import Chunk, Leaves
 from audit.ledger.memory_check import check_memory, memory_has_root, of_invocations
 from audit.ledger.merkle import leaf_hash
+from audit.ledger.ranges import extend
 from audit.ledger.roots import by_roots
 from audit.ledger.subject import Subject
 from audit.ledger.tiles import WIDTH, tile_of
+from audit.memory.base import order_of
 from audit.row import COMPLETED
 
 #: How many single rows the memory is asked for, to name what the files have lost.
@@ -65,23 +65,34 @@ class FileReport:
         told = bool(findings) and (memory_is_right or self._explained(findings))
         if self._check.is_right or not told:
             findings += by_roots(subject, self._check.roots, subject.source, self._check.size)
-        findings += self._of_invocations(memory_is_right)
+        findings += self._of_positions()
+        repeated, opened = self._of_invocations(memory_is_right)
+        findings += repeated
         return LogReport(
             log=subject.log, tenant=subject.tenant, sealed=self._check.size,
             checked=self._check.checked, unsealed=unsealed, trimmed=trimmed,
             cosigned=self._check.roots.cosigned_to,
             pruned=sum(count for _, count in self._check.bodiless), findings=tuple(findings),
+            opened=opened, newest=self._check.invocations.newest,
         )  # fmt: skip
 
-    def _of_invocations(self, memory_is_right: bool) -> Iterator[Finding]:
+    def _of_invocations(self, memory_is_right: bool) -> tuple[list[Finding], tuple[Opened, ...]]:
         """Judged by sealed rows only: those of the files, or else the memory's, or not at all."""
-        subject = self._subject
+        subject, invocations = self._subject, self._check.invocations
         if self._check.is_right:
-            yield from of_invocations(subject, self._check.invocations, self._bodies)
-        elif memory_is_right and subject.memory and subject.tenant:
-            rows = replace(subject, older=(), claims=[c for c in subject.claims if c.size])
-            told = check_memory(rows, subject.memory, subject.tenant).findings
-            yield from (f for f in told if f.kind in (Kind.OVERDUE, Kind.DUPLICATE))
+            found = of_invocations(subject, invocations, self._bodies)
+            return list(found), tuple(invocations.opened())
+        if not (memory_is_right and subject.memory and subject.tenant):
+            return [], ()
+        rows = replace(subject, older=(), claims=[c for c in subject.claims if c.size])
+        told = check_memory(rows, subject.memory, subject.tenant)
+        return [f for f in told.findings if f.kind is Kind.DUPLICATE], told.opened
+
+    def _of_positions(self) -> Iterator[Finding]:
+        """Where leaves are not the sealed ones, which position is whose is not known."""
+        yield from self._check.position_check.flaws()
+        if self._check.is_right and self._check.memory:
+            yield from self._check.position_check.altered(self._check.memory.elsewhere)
 
     def _explained(self, findings: list[Finding]) -> bool:
         """Whether the findings say already why the root is not the signed one."""
@@ -124,11 +135,7 @@ class FileReport:
 
     def _covered(self, index: int, count: int) -> bool:
         """Whether rows were pruned, as rows that are sealed themselves say."""
-        for first, rows in sorted(self._check.pruned):
-            if first <= index < first + rows:
-                gone = min(count, first + rows - index)
-                index, count = index + gone, count - gone
-        return count <= 0
+        return index + count <= max((told.rows for told in self._check.pruned), default=0)
 
     def _of_alignment(self, alignment: Alignment, source: Source) -> Iterator[Finding]:
         for difference in differences(alignment.gaps):
@@ -172,13 +179,12 @@ class FileReport:
         return leaf.index == self._check.left_out or end <= self._check.memory_begins
 
     def _may_be_trimmed(self, count: int) -> bool:
-        """Whether the first rows may be gone from the memory."""
-        if self._covered(0, count):
-            return True
-        limits, last = self._subject.limits, self._body(count - 1)
-        if limits.hot_for is None or not last:
+        """Whether the first rows may be gone from the memory: it says itself that they were."""
+        mark, last = self._check.mark, self._check.positions.of_row(count - 1)
+        try:
+            return bool(mark and last) and order_of(last or "") < order_of(mark or "")
+        except ValueError:
             return False
-        return limits.now() - _ts(last) >= limits.hot_for
 
     def _above(self, memory_is_right: bool) -> Iterator[Finding]:
         """Tiles that do not fit the leaves below them: altered, or the leaves were."""
@@ -228,13 +234,6 @@ class FileReport:
             found = replace(found, position=self._check.positions.of_row(index))
         return found
 
-    def _body(self, index: int) -> bytes | None:
-        try:
-            rows = self._check.directory.entries(tile_of(None, index // WIDTH, self._check.size))
-        except TileError:
-            return None
-        return rows[index % WIDTH]
-
     def _bodies(self) -> Iterator[tuple[bytes, str | None]]:
         for chunk in Leaves(
             self._check.directory, self._check.size, self._subject.claim.root
@@ -251,10 +250,3 @@ def _turned(difference: Difference) -> Difference:
     if difference.leaf is not None and difference.row is not None:
         return Difference(kind, difference.row, difference.leaf, difference.count)
     return replace(difference, kind=kind)
-
-
-def _ts(row: bytes) -> float:
-    try:
-        return datetime.fromisoformat(row[-29:-2].decode()).timestamp()
-    except ValueError:
-        return float("inf")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from audit.ledger.invocations import Opened
+
 
 class Kind(StrEnum):
     """What is wrong."""
@@ -110,6 +112,8 @@ class LogReport:
         pruned: rows whose bytes were removed as an ``audit.pruned`` row says; hashes remain.
         trimmed: rows that the memory may have given up, as the bundles hold them.
         findings: what is wrong.
+        opened: invocations that are open, by sealed rows; not judged yet.
+        newest: the time of the newest sealed row, in seconds.
     """
 
     log: str
@@ -121,6 +125,8 @@ class LogReport:
     pruned: int = 0
     trimmed: int = 0
     findings: tuple[Finding, ...] = ()
+    opened: tuple[Opened, ...] = ()
+    newest: float = 0.0
 
     @property
     def verdict(self) -> Verdict:
@@ -130,7 +136,7 @@ class LogReport:
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON object without the findings, which are objects of their own."""
-        names = [name for name in self.__slots__ if name != "findings"]
+        names = [name for name in self.__slots__ if name not in ("findings", "opened", "newest")]
         return {name: getattr(self, name) for name in names} | {"verdict": self.verdict}
 
 

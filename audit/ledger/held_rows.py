@@ -5,7 +5,7 @@ Both are :class:`audit.ledger.alignment.Rows`. Each row is hashed once, from its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Protocol
@@ -38,6 +38,10 @@ class SealedMemory(Protocol):
 
     def sealed(self, tenant_id: str) -> bytes | None: ...
 
+    def trimmed(self, tenant_id: str) -> str | None: ...
+
+    def leases(self, workers: Collection[str]) -> set[str]: ...
+
 
 def slot_of(index: int, stored: bytes, hashed: bytes | None, position: str | None = None) -> Slot:
     kind = stored[_KIND_AT : stored.find(b'"', _KIND_AT)].decode("ascii", "replace")
@@ -64,6 +68,10 @@ class MemoryRows:
     def hashes(self, count: int) -> list[bytes | None]:
         self._fill(count)
         return self._hashes[self._at : self._at + count]
+
+    def positions(self, count: int) -> list[str]:
+        """Of the next rows, those that :meth:`hashes` has told."""
+        return [entry.position for entry in self._entries[self._at : self._at + count]]
 
     def skip(self, count: int) -> None:
         self._at += count
@@ -151,6 +159,20 @@ class Positions:
             if (lines := self._lines(tile)) is not None:
                 return lines[: bundle.width]
         return []
+
+    @property
+    def are_there(self) -> bool:
+        """Whether there are any."""
+        return (self._root / "positions").is_dir()
+
+    def of_bundle_as_it_is(self, start: int) -> list[str] | None:
+        """All lines of the bundle that begins there; ``None`` if no file is there to be read."""
+        bundle = tile_of(None, start // WIDTH, self._size)
+        lines = self._lines(bundle)
+        if lines is None and not bundle.is_full:
+            whole = self._lines(bundle.full())
+            return None if whole is None else whole[: bundle.width]
+        return lines
 
     def of_row(self, index: int) -> str | None:
         lines = self.of_bundle(index // WIDTH) if index < self._size else []

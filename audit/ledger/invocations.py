@@ -1,7 +1,7 @@
 """What the sealed rows of one log say of its invocations: none is left open, none is told twice.
 
-Rows come in sealed order. Whether an invocation is open for too long is judged by the newest sealed
-row's ``ts``, never by the clock of whoever verifies. Bodies that are not there (pruned, lost) say
+Rows come in sealed order. Which invocations are open is told here, and whether that is for too long
+by whoever knows the time and the leases. Bodies that are not there (pruned, lost) say
 nothing, so an invocation that started before such a gap is not called overdue for it.
 
 What is guaranteed: memory holds what is open, and beyond that stays flat.
@@ -20,6 +20,7 @@ from audit.ledger.spill import Spill
 from audit.row import COMPLETED, STARTED
 
 _REQUEST: Final = b',"request_id":"'
+_WORKER: Final = b',"worker":"'
 _KIND: Final = b'{"kind":"'
 _STARTED: Final = b'{"kind":"%b"' % STARTED.encode()
 _COMPLETED: Final = b'{"kind":"%b"' % COMPLETED.encode()
@@ -35,6 +36,7 @@ class Glance:
     kind: str = ""
     request_id: str = ""
     ts: str = ""
+    worker: str = ""
 
 
 def glance(stored: bytes) -> Glance:
@@ -44,7 +46,10 @@ def glance(stored: bytes) -> Glance:
         found = document["kind"], document["payload"]["request_id"], document["ts"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return Glance()
-    return Glance(*found) if all(isinstance(part, str) for part in found) else Glance()
+    meta = document.get("meta")
+    worker = meta.get("worker") if isinstance(meta, dict) else None
+    told = *found, worker if isinstance(worker, str) else ""
+    return Glance(*told) if all(isinstance(part, str) for part in told) else Glance()
 
 
 def request_id_of(stored: bytes) -> str | None:
@@ -66,18 +71,19 @@ class Opened:
     index: int
     request_id: str
     ts: str
+    worker: str
+
+    @property
+    def since(self) -> float:
+        """When it started, in seconds."""
+        return _seconds(self.ts.encode())
 
 
 class Invocations:
-    """The invocations of one log.
+    """The invocations of one log."""
 
-    Args:
-        limit: seconds that one may be open, from its started row to the newest sealed row.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._open: dict[bytes, tuple[int, bytes]] = {}
+    def __init__(self) -> None:
+        self._open: dict[bytes, tuple[int, bytes, bytes]] = {}
         self._seen = Spill(_SEEN.size)
         self._newest = b""
         self._gap = -1
@@ -89,7 +95,8 @@ class Invocations:
             return self._add_slowly(index, stored)
         self._newest = max(self._newest, stored[-29:-2])
         if stored.startswith(_STARTED):
-            self._started(index, stored[at : stored.find(b'"', at)], stored[-29:-2])
+            request_id = stored[at : stored.find(b'"', at)]
+            self._started(index, request_id, stored[-29:-2], _worker(stored))
         elif stored.startswith(_COMPLETED):
             self._completed(index, stored[at : stored.find(b'"', at)])
         return True
@@ -112,11 +119,12 @@ class Invocations:
         """The time of the newest row, in seconds."""
         return _seconds(self._newest)
 
-    def overdue(self) -> Iterator[Opened]:
-        """What is open for longer than the limit."""
-        for request_id, (index, ts) in self._open.items():
-            if index > self._gap and self.newest - _seconds(ts) > self._limit:
-                yield Opened(index, request_id.decode("ascii", "replace"), ts.decode())
+    def opened(self) -> Iterator[Opened]:
+        """What is open."""
+        for request_id, (index, *told) in self._open.items():
+            if index > self._gap:
+                ts, worker = (part.decode("utf-8", "replace") for part in told)
+                yield Opened(index, request_id.decode("ascii", "replace"), ts, worker)
 
     def repeated(self) -> list[int]:
         """The indexes of rows that may be the second of their kind and invocation, and the first.
@@ -136,9 +144,9 @@ class Invocations:
     def close(self) -> None:
         self._seen.close()
 
-    def _started(self, index: int, request_id: bytes, ts: bytes) -> None:
+    def _started(self, index: int, request_id: bytes, ts: bytes, worker: bytes) -> None:
         self._seen.add(_SEEN.pack(hash(b"s" + request_id), index))
-        self._open.setdefault(request_id, (index, ts))
+        self._open.setdefault(request_id, (index, ts, worker))
 
     def _completed(self, index: int, request_id: bytes) -> None:
         self._seen.add(_SEEN.pack(hash(b"c" + request_id), index))
@@ -150,10 +158,16 @@ class Invocations:
             return False
         self._newest = max(self._newest, row.ts.encode())
         if row.kind == STARTED:
-            self._started(index, row.request_id.encode(), row.ts.encode())
+            self._started(index, row.request_id.encode(), row.ts.encode(), row.worker.encode())
         elif row.kind == COMPLETED:
             self._completed(index, row.request_id.encode())
         return True
+
+
+def _worker(stored: bytes) -> bytes:
+    """Who ran it; a name with escapes in it is found nowhere among the leases."""
+    at = stored.find(_WORKER)
+    return stored[at + len(_WORKER) : stored.find(b'"', at + len(_WORKER))] if at >= 0 else b""
 
 
 def _seconds(ts: bytes) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from audit.ledger.claims import Claim, Claimed, forks, rollbacks
 from audit.ledger.evidence import Evidence
@@ -17,9 +18,11 @@ from audit.ledger.finding import Finding, Kind, LogReport, Source
 from audit.ledger.held_rows import MemoryRows
 from audit.ledger.leaves import Chunk, reaches
 from audit.ledger.memory_check import check_memory
-from audit.ledger.sources import Sources, held
+from audit.ledger.sources import Sources, held, read_tenants
 from audit.ledger.subject import Subject
 from audit.ledger.tile_directory import TileDirectory
+
+_ABSENT: Final = {Kind.MISSING, Kind.ROLLBACK}
 
 
 def check_log(
@@ -41,14 +44,15 @@ def check_log(
     trusted = [claim for claim in claims if claim.trusted]
     newest = max(trusted or claims, key=lambda claim: claim.size, default=None)
     if newest is None:
-        return LogReport(log=log, tenant=tenant, findings=_named(findings, tenant)), None
+        found, count = _named(_without_any(findings), tenant), _count(sources, tenant)
+        return LogReport(log=log, tenant=tenant, unsealed=count, findings=found), None
     findings += rollbacks(log, [c.claim for c in now if c.claim], newest)
     forked = list(forks(log, trusted))
     findings += [finding for _, finding in forked]
     others = [c for c in trusted if c is not newest and all(c is not f for f, _ in forked)]
     alternatives = [claim for claim, _ in forked if claim.size == newest.size]
     subject = Subject(
-        log=log, tenant=tenant, source=source,
+        log=log, tenant=tenant, trust=sources.trust, source=source,
         memory=sources.memory if source is not Source.META else None,
         claims=[newest, *alternatives, *others],
         older=evidence.of(log, newest.size) if evidence else (),
@@ -106,17 +110,26 @@ def _cut(subject: Subject, kept: Claim, folder: Path, look: Callable[[Chunk], No
         rows = check_memory(whole, subject.memory, subject.tenant)
         known = {(f.kind, f.index) for f in found}
         found += [f for f in rows.findings if (f.kind, f.index) not in known]
-        report = replace(report, unsealed=rows.unsealed)
+        report = replace(report, unsealed=rows.unsealed, opened=rows.opened)
     return replace(report, sealed=subject.claim.size, findings=tuple(found))
 
 
 def _is_new(sources: Sources, now: list[Claimed], log: str, tenant: str | None) -> bool:
-    """Whether nothing was sealed yet: no checkpoint anywhere; tiles may be left from a crash."""
-    asked = sources.memory is not None and tenant is not None
+    """Whether nothing was sealed yet: no checkpoint, no tile, no line that names the log.
+
+    A first seal that was broken off leaves those as well; sealing again makes them right.
+    """
     tiles = sources.ledger is not None and (sources.ledger / log / "tile").is_dir()
-    absent = (Kind.MISSING, Kind.ROLLBACK)
-    kept = any(c.claim or (c.finding and c.finding.kind not in absent) for c in now)
-    return not kept and (asked or not tiles)
+    kept = any(c.claim or (c.finding and c.finding.kind not in _ABSENT) for c in now)
+    return not (kept or tiles or log in read_tenants(sources.ledger))
+
+
+def _without_any(findings: list[Finding]) -> list[Finding]:
+    """Where no place has a checkpoint, it is missing once."""
+    if {finding.kind for finding in findings} != _ABSENT:
+        return findings
+    text = "neither the memory nor the files have a checkpoint; was its first seal broken off?"
+    return [replace(f, text=text) for f in findings if f.kind is Kind.MISSING]
 
 
 def _count(sources: Sources, tenant: str | None) -> int:

@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from audit.ledger.claims import Claim
 from audit.ledger.finding import Finding, Kind, LogReport, Source
 from audit.ledger.held_rows import MemoryRows, SealedMemory
-from audit.ledger.invocations import Invocations, request_id_of
+from audit.ledger.invocations import Invocations, Opened, request_id_of
 from audit.ledger.merkle import EMPTY_ROOT, Frontier
 from audit.ledger.roots import Roots, by_roots, hold_all
 from audit.ledger.subject import Subject
 
 
 def check_memory(subject: Subject, memory: SealedMemory, tenant: str) -> LogReport:
-    """The rows of the memory against the claims, without any files."""
+    """The rows of the memory against the claims, without any files.
+
+    Of a memory that was trimmed nothing can be checked like that, and nothing is found.
+    """
     size = subject.claim.size
     rows, frontier, roots = MemoryRows(memory, tenant), Frontier(), Roots(subject, size)
-    invocations = Invocations(subject.limits.open_for)
+    invocations = Invocations()
     malformed: list[Finding] = []
     hold_all(roots, 0, lambda: EMPTY_ROOT)
     for entries, hashes in rows.pages():
@@ -35,13 +38,26 @@ def check_memory(subject: Subject, memory: SealedMemory, tenant: str) -> LogRepo
                 hold_all(roots, frontier.size, frontier.root)
     findings = [*malformed, *by_roots(subject, roots, Source.MEMORY, frontier.size)]
     checked = size if any(claim.size == size for claim in roots.right) else 0
+    if not checked and memory.trimmed(tenant) is not None:
+        return _trimmed(subject, rows.count)
+    opened: tuple[Opened, ...] = ()
     if checked:  # rows that were not sealed like that say nothing
+        opened = tuple(invocations.opened())
         findings += of_invocations(subject, invocations, lambda: _memory_rows(memory, tenant))
     invocations.close()
     return LogReport(
         log=subject.log, tenant=subject.tenant, sealed=size, checked=checked,
         unsealed=rows.count - frontier.size, cosigned=roots.cosigned_to, findings=tuple(findings),
+        opened=opened, newest=invocations.newest,
     )  # fmt: skip
+
+
+def _trimmed(subject: Subject, count: int) -> LogReport:
+    """The first rows are in the bundles only, and without them there is no root to be had."""
+    size = subject.claim.size
+    return LogReport(
+        log=subject.log, tenant=subject.tenant, sealed=size, trimmed=max(0, size - count)
+    )
 
 
 def memory_has_root(memory: SealedMemory, tenant: str, claims: Sequence[Claim]) -> bool:
@@ -66,11 +82,7 @@ def of_invocations(
     invocations: Invocations,
     rows: Callable[[], Iterator[tuple[bytes, str | None]]],
 ) -> Iterator[Finding]:
-    for opened in invocations.overdue():
-        yield subject.finding(
-            Kind.OVERDUE, subject.source, index=opened.index, request_id=opened.request_id,
-            text=f"started {opened.ts}, not completed",
-        )  # fmt: skip
+    """Rows that are the second of their kind."""
     wanted = set(invocations.repeated())
     seen: set[tuple[bytes, str | None]] = set()
     for index, (row, position) in enumerate(rows() if wanted else ()):

@@ -52,7 +52,7 @@ class KnownLogs:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._tenants = _read_tenants(sources.ledger)
+        self._tenants = read_tenants(sources.ledger)
 
     def logs(self, gathered: Iterable[str]) -> dict[str, str | None]:
         """Every log that anything knows of, with its tenant where that is known."""
@@ -167,7 +167,7 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _read_tenants(ledger: Path | None) -> dict[str, str]:
+def read_tenants(ledger: Path | None) -> dict[str, str]:
     """Which tenant's a log is, from the operator's file; an outsider does not have it."""
     raw = (_content(ledger / "tenants") if ledger else None) or b""
     lines = (line.split() for line in raw.decode("utf-8", "replace").splitlines())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from audit.ledger.claims import Claim
+from audit.ledger.claims import Claim, Trust
 from audit.ledger.finding import Finding, Kind, Source
 from audit.ledger.held_rows import SealedMemory
 
@@ -19,13 +19,10 @@ class Limits:
 
     Attributes:
         open_for: seconds that an invocation may be without its completed row.
-        hot_for: rows older than so many seconds may be missing at the beginning of the memory,
-            where the bundles have them; ``None``: none may.
-        now: the wall clock for that, the one that whoever trims has gone by.
+        now: the wall clock.
     """
 
     open_for: float = 45.0
-    hot_for: float | None = None
     now: Callable[[], float] = time.time
 
 
@@ -36,6 +33,7 @@ class Subject:
     Attributes:
         log: its pseudonym.
         tenant: whose, if known.
+        trust: whose signatures count.
         source: what findings about its files name.
         folder: of the log, where its files are to be read.
         memory: where the tenant's rows are to be read.
@@ -46,6 +44,7 @@ class Subject:
 
     log: str
     tenant: str | None
+    trust: Trust
     source: Source = Source.LEDGER
     folder: Path | None = None
     memory: SealedMemory | None = None

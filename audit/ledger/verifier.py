@@ -18,6 +18,7 @@ from audit.ledger.evidence import Evidence, digest_of
 from audit.ledger.finding import META, Kind, LogReport, Report, Source
 from audit.ledger.held_rows import MemoryRows
 from audit.ledger.log_check import check_log
+from audit.ledger.overdue import with_overdue
 from audit.ledger.sources import KnownLogs, Sources, cosigned, given
 
 
@@ -29,7 +30,8 @@ def verify(sources: Sources) -> Report:
         CheckpointError: a given checkpoint cannot be held against anything here.
     """
     with closing(_Verification(sources)) as verification:
-        return Report(tuple(verification.reports()))
+        reports = list(verification.reports())
+    return Report(tuple(with_overdue(sources, reports)))
 
 
 class _Verification:

@@ -17,7 +17,6 @@ from audit.ledger.claims import Trust
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.retention import HotRetention
 from audit.ledger.sources import Sources
-from audit.ledger.subject import Limits
 from audit.ledger.tiles import Tile
 from audit.ledger.verifier import verify
 from audit.memory import AuditMemory
@@ -103,8 +102,7 @@ def test_age_counts_from_the_newest_sealed_rows(tmp_path: Path) -> None:
     seal(memory, tmp_path)
     assert hot(memory, tmp_path).trim() == 10
     keys = Trust(KEYS.verifiers, PREFIX)
-    limits = Limits(hot_for=3600.0)
-    report = verify(Sources(trust=keys, ledger=tmp_path, memory=memory, limits=limits))
+    report = verify(Sources(trust=keys, ledger=tmp_path, memory=memory))
     assert [log.findings for log in report.logs] == [(), ()]
 
 

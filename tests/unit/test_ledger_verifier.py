@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 from audit.errors import CheckpointError
-from audit.ledger.checkpoint import Checkpoint
+from audit.ledger.checkpoint import Checkpoint, origin_of
 from audit.ledger.claims import Trust
+from audit.ledger.excused import Pruned, pruned_of
 from audit.ledger.finding import Kind, LogReport, Source, Verdict
 from audit.ledger.invocations import Invocations, glance, request_id_of
 from audit.ledger.keys import LedgerKeys
@@ -30,11 +32,12 @@ from audit.ledger.subject import Limits
 from audit.ledger.tiles import WIDTH, encode_entries, tile_of
 from audit.ledger.verifier import verify
 from audit.row import AuditRow, skill_invoked_completed, skill_invoked_started, timestamp
-from audit.system_rows import audit_pruned
+from audit.system_rows import PRUNED
 from audit.testing import InMemory
 from tests.ledger_writer import (
     META,
     PREFIX,
+    SECRET,
     TENANTS,
     WITNESS,
     PlainEntry,
@@ -50,6 +53,7 @@ from tests.support import HASH, make_ending, make_identity
 from tests.witness import FakeWitness
 
 SIGNER = SignerKey.generate(PREFIX, random=lambda count: b"k" * count)
+STRANGER = SignerKey.generate(PREFIX, random=lambda count: b"x" * count)
 TENANT = TENANTS[0]
 COUNT = 1_000
 TRUST = Trust((SIGNER.verifier,), PREFIX)
@@ -205,22 +209,35 @@ def test_no_rows_are_no_pass(tmp_path: Path) -> None:
     assert [(log.tenant, log.unsealed) for log in report.logs] == [(TENANT, 10)]
 
 
-def test_a_tenant_that_was_written_down_before_its_first_seal_is_no_finding(
-    ledger: PlainLedger,
-) -> None:
-    """Not with tiles that a crash has left either: without a checkpoint nothing was sealed."""
-    fill(ledger.memory, TENANTS[1], rows_of(TENANTS[1], 6, Random(4)))
-    with (ledger.root / "tenants").open("a") as names:
-        names.write(f"{ledger.log(TENANTS[1])} {TENANTS[1]}\n")
-    sources = Sources(trust=TRUST, ledger=ledger.root, memory=ledger.memory)
-    write_tree(ledger.root / ledger.log(TENANTS[1]), [b"row"], 0)
-    report = verify(sources)
-    assert list(report.findings()) == []
-    assert [log.unsealed for log in report.logs if log.tenant == TENANTS[1]] == [6]
+@pytest.mark.parametrize("left", ["tiles", "line", "both"])
+def test_a_log_that_has_lost_its_checkpoints_is_missing(tmp_path: Path, left: str) -> None:
+    """In the memory, in the files and in the meta log: tiles or its line in ``tenants`` tell."""
+    ledger = sealed(tmp_path / "a", rows_of(TENANT, 6, Random(4)))
+    shutil.rmtree(ledger.root / META)
+    (folder(ledger) / "checkpoint").unlink()
+    ledger.memory.newest.clear()
+    if left == "tiles":
+        (ledger.root / "tenants").unlink()
+    if left == "line":
+        shutil.rmtree(folder(ledger))
+    found = check(ledger, secret=SECRET)
+    assert kinds(found) == [(Kind.MISSING, Source.LEDGER, None, 1)]
+    assert (found.verdict, found.unsealed) == (Verdict.WRONG, 6)
+    assert check(ledger, secret=SECRET, memory=False).verdict is Verdict.WRONG
+
+
+def test_an_empty_folder_is_no_log(tmp_path: Path) -> None:
+    """Neither tiles nor a line: nothing of that tenant was ever sealed."""
+    memory = PlainMemory()
+    ledger = PlainLedger(tmp_path, memory, SIGNER)
+    fill(memory, TENANT, rows_of(TENANT, 6, Random(4)))
+    folder(ledger).mkdir(parents=True)
+    found = check(ledger, secret=SECRET)
+    assert (found.verdict, found.unsealed, found.findings) == (Verdict.EMPTY, 6, ())
 
 
 def test_tiles_without_any_checkpoint_are_a_finding(ledger: PlainLedger) -> None:
-    """Where no memory says that nothing was sealed."""
+    """Where no memory is asked."""
     shutil.rmtree(ledger.root / META)
     (folder(ledger) / "checkpoint").unlink()
     assert kinds(check(ledger, memory=False)) == [(Kind.MISSING, Source.LEDGER, None, 1)]
@@ -275,14 +292,47 @@ def sealed(root: Path, rows: list[AuditRow], behind: list[AuditRow] | None = Non
     return ledger
 
 
-def test_an_open_invocation_is_judged_by_the_newest_sealed_row(tmp_path: Path) -> None:
-    """Not by the clock: the rows are of the past. Beyond the limit it is overdue, at it not."""
+def at(seconds: float) -> Limits:
+    """The clock, so many seconds after the first row."""
+    return Limits(now=lambda: datetime(2026, 1, 1, tzinfo=UTC).timestamp() + seconds)
+
+
+def test_an_open_invocation_of_a_memory_is_judged_by_the_clock(tmp_path: Path) -> None:
+    """Beyond the limit it is overdue, at it not; however quiet its log is."""
     first, end = started(0)
-    at_limit, beyond = [first, *started(45)], [first, *started(45.001)]
-    assert check(sealed(tmp_path / "a", at_limit)).verdict is Verdict.RIGHT
-    (finding,) = check(sealed(tmp_path / "b", beyond)).findings
-    assert (finding.kind, finding.index, finding.request_id) == (Kind.OVERDUE, 0, first.request_id)
-    assert check(sealed(tmp_path / "c", [first, end, *started(99)])).verdict is Verdict.RIGHT
+    ledger = sealed(tmp_path / "a", [first])
+    for sides in ({}, {"files": False}):
+        assert check(ledger, limits=at(45), **sides).verdict is Verdict.RIGHT
+        (finding,) = check(ledger, limits=at(45.001), **sides).findings
+        found = finding.kind, finding.index, finding.request_id
+        assert found == (Kind.OVERDUE, 0, first.request_id)
+    ended = sealed(tmp_path / "c", [first, end, *started(99)])
+    assert check(ended, limits=at(999)).verdict is Verdict.RIGHT
+
+
+def test_what_a_living_worker_runs_is_not_overdue(tmp_path: Path) -> None:
+    """Its lease is held in the memory; without it, or without the memory, nobody vouches."""
+    ledger = sealed(tmp_path / "a", [started(0)[0], *started(99)])
+    ledger.memory.workers = {"worker-1"}
+    for sides in ({}, {"files": False}):
+        assert check(ledger, limits=at(99), **sides).verdict is Verdict.RIGHT
+    assert kinds(check(ledger, memory=False)) == [(Kind.OVERDUE, Source.LEDGER, 0, 1)]
+    ledger.memory.workers = {"worker-2"}
+    assert kinds(check(ledger, limits=at(99))) == [(Kind.OVERDUE, Source.LEDGER, 0, 1)]
+
+
+def test_files_alone_measure_by_the_newest_row_of_any_log(tmp_path: Path) -> None:
+    """A quiet log hides nothing, since another one has gone on."""
+    memory = PlainMemory()
+    ledger = PlainLedger(tmp_path / "a", memory, SIGNER)
+    fill(memory, TENANT, [started(0)[0]])
+    fill(memory, TENANTS[1], rows_of(TENANTS[1], 2, Random(1)))
+    ledger.round({TENANT: 1})
+    ledger.finish()
+    assert check(ledger, memory=False).verdict is Verdict.RIGHT
+    ledger.round({TENANT: 1, TENANTS[1]: 2})
+    ledger.finish()
+    assert kinds(check(ledger, memory=False)) == [(Kind.OVERDUE, Source.LEDGER, 0, 1)]
 
 
 def test_a_row_that_waits_to_be_sealed_closes_an_invocation(tmp_path: Path) -> None:
@@ -324,10 +374,12 @@ def test_rows_are_understood_however_their_json_is_spelled() -> None:
     spaced = first.to_bytes().replace(b'","', b'", "').replace(b'":', b'": ')
     assert glance(spaced) == glance(first.to_bytes())
     assert request_id_of(spaced) == request_id_of(first.to_bytes()) == first.request_id
-    invocations = Invocations(0.0)
+    invocations = Invocations()
     for index, row in enumerate((spaced, end.to_bytes(), spaced, started(5)[0].to_bytes())):
         assert invocations.add(index, row)
-    assert [one.index for one in invocations.overdue()] == [2]
+    assert [(one.index, one.worker) for one in invocations.opened()] == [
+        (2, "worker-1"), (3, "worker-1"),
+    ]  # fmt: skip
     assert invocations.repeated() == [0, 2]
 
 
@@ -346,12 +398,27 @@ def test_records_come_out_sorted_however_many_there_are(run: int) -> None:
 # --- retention ------------------------------------------------------------------------------------
 
 
-def pruned_ledger(root: Path, first: int, rows: int) -> PlainLedger:
+def pruned_row(
+    rows: int,
+    signer: SignerKey = SIGNER,
+    signed: list[bytes] | None = None,
+    told: dict[str, Any] | None = None,
+) -> AuditRow:
+    """A row that says so of the first rows, with a note as the ledger signs it."""
+    gone = [row.to_bytes() for row in rows_of(TENANT, 600, Random(3))][:rows]
+    origin = f"{origin_of(PREFIX, TENANT, SECRET)}/pruned"
+    top = tree_root(gone if signed is None else signed)
+    note = Checkpoint(origin, rows, top).sign(signer.renamed(origin)).to_bytes().decode()
+    payload = {
+        "before": "2026-11-29T21:00:00.000000Z", "first_index": 0, "rows": rows, "root": top.hex(),
+        "note": note, "tenant_id": TENANT, "request_id": "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW",
+    } | (told or {})  # fmt: skip
+    meta = started(0)[0].meta
+    return AuditRow(kind=PRUNED, ts="2026-11-29T22:00:00.000000Z", payload=payload, meta=meta)
+
+
+def pruned_ledger(root: Path, told: AuditRow) -> PlainLedger:
     """A ledger of 600 rows whose last says that some were pruned; they are still there."""
-    told = audit_pruned(
-        "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW", TENANT, before="2026-11-29T21:00:00.000000Z",
-        first_index=first, rows=rows, root="0" * 64, note="", ts="2026-11-29T22:00:00.000000Z",
-    )  # fmt: skip
     return sealed(root, [*rows_of(TENANT, 600, Random(3)), told])
 
 
@@ -364,12 +431,12 @@ def prune(ledger: PlainLedger, rows: int) -> None:
     kept = [b"" if index * WIDTH + at < rows else row for at, row in enumerate(entries)]
     content = encode_entries(kept)
     (folder(ledger) / tile_of(None, index, 601).to_path()).write_bytes(content)
-    del ledger.memory.rows[TENANT][:rows]
+    ledger.memory.trim(TENANT, rows)
 
 
 def test_pruned_rows_are_no_finding_where_a_row_says_so(tmp_path: Path) -> None:
     """Their hashes still lead to the root; the report tells how many there are."""
-    ledger = pruned_ledger(tmp_path / "a", 0, 300)
+    ledger = pruned_ledger(tmp_path / "a", pruned_row(300))
     prune(ledger, 300)
     for sides in ({}, {"memory": False}):
         found = check(ledger, **sides)
@@ -379,33 +446,77 @@ def test_pruned_rows_are_no_finding_where_a_row_says_so(tmp_path: Path) -> None:
 
 def test_rows_that_are_gone_without_a_word_are_findings(tmp_path: Path) -> None:
     """Beyond what the row says."""
-    ledger = pruned_ledger(tmp_path / "a", 0, 256)
+    ledger = pruned_ledger(tmp_path / "a", pruned_row(256))
     prune(ledger, 300)
     assert kinds(check(ledger, memory=False)) == [(Kind.DELETED, Source.LEDGER, 256, 44)]
 
 
-def test_a_memory_may_begin_later_where_retention_allows_it(ledger: PlainLedger) -> None:
-    """Rows of a certain age, at the beginning only, and only where that is set."""
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(lambda: pruned_row(256, STRANGER), id="another key"),
+        pytest.param(lambda: pruned_row(256, told={"note": "no note"}), id="no note"),
+        pytest.param(lambda: pruned_row(256, told={"rows": 300}), id="more rows than signed"),
+        pytest.param(lambda: pruned_row(256, told={"first_index": 1}), id="another first"),
+        pytest.param(lambda: pruned_row(256, told={"root": "0" * 64}), id="another root"),
+        pytest.param(lambda: pruned_row(256, signed=[b"row"] * 256), id="of other rows"),
+    ],
+)
+def test_a_row_that_no_key_of_the_ledger_has_signed_excuses_nothing(
+    tmp_path: Path, told: Callable[[], AuditRow]
+) -> None:
+    """Who can write to the memory can write the row, but not its note."""
+    ledger = pruned_ledger(tmp_path / "a", told())
+    prune(ledger, 256)
+    assert kinds(check(ledger, memory=False))[0] == (Kind.MISSING, Source.LEDGER, 0, 256)
+
+
+def test_a_row_excuses_only_what_is_before_it(tmp_path: Path) -> None:
+    """One that stands among the rows that it calls pruned is no word for them."""
+    rows = rows_of(TENANT, 600, Random(3))
+    raw = [row.to_bytes() for row in rows]
+    trust = Trust((SIGNER.verifier,), PREFIX)
+    log = origin_of(PREFIX, TENANT, SECRET).rpartition("/")[2]
+    told = pruned_row(256).to_bytes()
+    assert pruned_of(256, told, log, trust) == Pruned(256, tree_root(raw[:256]))
+    assert pruned_of(255, told, log, trust) is None
+    assert pruned_of(256, told, "other", trust) is None
+    assert pruned_of(256, told, "other", Trust(trust.keys)) is None
+
+
+def test_a_memory_may_begin_where_it_says_that_it_was_trimmed(ledger: PlainLedger) -> None:
+    """Rows at the beginning only, and not one more than it says."""
     rows = ledger.memory.rows[TENANT]
     del rows[:500]
     assert kinds(check(ledger)) == [(Kind.DELETED, Source.MEMORY, 0, 500)]
-    last = datetime.fromisoformat(AuditRow.from_bytes(ledger.entries[TENANT][499]).ts)
-    hot = Limits(hot_for=60, now=lambda: last.timestamp() + 60)
-    found = check(ledger, limits=hot)
+    ledger.memory.marks[TENANT] = "500-1"
+    found = check(ledger)
     assert (found.findings, found.trimmed, found.verdict) == ((), 500, Verdict.RIGHT)
-    young = Limits(hot_for=60, now=lambda: last.timestamp() + 59.9)
-    assert kinds(check(ledger, limits=young)) == [(Kind.DELETED, Source.MEMORY, 0, 500)]
+    ledger.memory.marks[TENANT] = "500-0"
+    assert kinds(check(ledger)) == [(Kind.DELETED, Source.MEMORY, 0, 500)]
+    ledger.memory.marks[TENANT] = "500-1"
     del rows[3]
-    assert kinds(check(ledger, limits=hot)) == [(Kind.DELETED, Source.MEMORY, 503, 1)]
+    assert kinds(check(ledger)) == [(Kind.DELETED, Source.MEMORY, 503, 1)]
+
+
+def test_a_trimmed_memory_alone_has_nothing_to_check(ledger: PlainLedger) -> None:
+    """Without the bundles there is no root, so there is no finding and no pass either."""
+    ledger.memory.trim(TENANT, 500)
+    found = check(ledger, files=False)
+    assert (found.findings, found.trimmed, found.checked) == ((), 500, 0)
+    assert found.verdict is Verdict.EMPTY
+    ledger.memory.marks.clear()
+    assert kinds(check(ledger, files=False)) == [(Kind.CUT, Source.MEMORY, 500, 500)]
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_a_quiet_memory_may_have_been_trimmed_to_the_end(ledger: PlainLedger, left: int) -> None:
-    """All that was sealed is old; rows behind it are unsealed ones, and no more."""
+    """All that was sealed is gone; rows behind it are unsealed ones, and no more."""
     fill(ledger.memory, TENANT, rows_of(TENANT, left, Random(5)) if left else [])
-    del ledger.memory.rows[TENANT][:COUNT]
-    found = check(ledger, limits=Limits(hot_for=60))
+    ledger.memory.trim(TENANT, COUNT)
+    found = check(ledger)
     assert (found.findings, found.trimmed, found.unsealed) == ((), COUNT, left)
+    ledger.memory.marks.clear()
     assert kinds(check(ledger)) == [(Kind.CUT, Source.MEMORY, 0, COUNT)]
 
 
@@ -416,15 +527,14 @@ def test_more_may_be_trimmed_than_can_be_aligned(
     monkeypatch.setattr("audit.ledger.alignment.WINDOW", 256)
     monkeypatch.setattr("audit.ledger.alignment.MOST", 256)
     ledger = sealed(tmp_path / "a", rows_of(TENANT, 3_000, Random(3)))
-    del ledger.memory.rows[TENANT][:1_700]
-    hot = Limits(hot_for=60)
-    found = check(ledger, limits=hot)
+    ledger.memory.trim(TENANT, 1_700)
+    found = check(ledger)
     assert (found.findings, found.trimmed, found.checked) == ((), 1_700, 3_000)
     rows = ledger.memory.rows[TENANT]
     rows[900] = PlainEntry(rows[900].position, change(ledger, 2_600)[2_600])
-    assert kinds(check(ledger, limits=hot)) == [(Kind.EDITED, Source.MEMORY, 2_600, 1)]
+    assert kinds(check(ledger)) == [(Kind.EDITED, Source.MEMORY, 2_600, 1)]
     rows[0] = PlainEntry(rows[0].position, change(ledger, 1_700)[1_700])
-    assert kinds(check(ledger, limits=hot)) == [
+    assert kinds(check(ledger)) == [
         (Kind.EDITED, Source.MEMORY, 1_700, 1), (Kind.EDITED, Source.MEMORY, 2_600, 1),
     ]  # fmt: skip
 
@@ -435,12 +545,12 @@ def test_what_is_trimmed_while_it_is_read_is_no_finding(ledger: PlainLedger) -> 
 
     def meanwhile(tenant_id: str, after: str | None, limit: int) -> list[PlainEntry]:
         if after == "100-0" and memory.rows[TENANT][0].position == "1-0":
-            del memory.rows[TENANT][:700]
+            memory.trim(TENANT, 700)
             return memory.rows[TENANT][:limit]
         return entries(tenant_id, after, min(limit, 100))
 
     memory.entries = meanwhile  # type: ignore[method-assign]
-    found = check(ledger, limits=Limits(hot_for=60))
+    found = check(ledger)
     assert (found.findings, found.trimmed) == ((), 600)
 
 
@@ -452,7 +562,55 @@ def test_forged_positions_excuse_nothing(tmp_path: Path) -> None:
         (folder(ledger) / name).write_text("0-1\n" * WIDTH)
     rows = ledger.memory.rows[TENANT]
     rows[10] = PlainEntry(rows[10].position, change(ledger, 10)[10])
-    assert kinds(check(ledger, limits=Limits(hot_for=60))) == [(Kind.EDITED, Source.MEMORY, 10, 1)]
+    assert (Kind.EDITED, Source.MEMORY, 10, 1) in kinds(check(ledger))
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_positions_that_are_not_as_the_sealer_left_them_are_findings(
+    ledger: PlainLedger, memory: bool
+) -> None:
+    """A file that is gone, is none, has too few lines or one twice, or goes back."""
+    path = folder(ledger) / "positions" / "001"
+    lines = path.read_text().splitlines()
+    broken = {
+        "gone": None, "none": ["nothing"] * 256, "few": lines[:-1], "many": [*lines, "600-0"],
+        "twice": [*lines[:9], lines[8], *lines[10:]], "back": ["256-0", *lines[1:]],
+    }  # fmt: skip
+    for content in broken.values():
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_text("\n".join(content) + "\n")
+        kind = Kind.MISSING if content is None else Kind.MALFORMED
+        found = kinds(check(ledger, memory=memory))
+        assert (kind, Source.LEDGER, 256, 256) in found
+        assert {one[0] for one in found} <= {kind, Kind.ALTERED}
+    path.write_text("\n".join(lines) + "\n")
+    assert check(ledger, memory=memory).findings == ()
+
+
+@pytest.mark.parametrize("edited", [None, 250, 257])
+def test_positions_that_the_memory_does_not_have_are_altered(
+    ledger: PlainLedger, edited: int | None
+) -> None:
+    """For the rows that are still there; an edited row near them hides nothing."""
+    path = folder(ledger) / "positions" / "001"
+    lines = path.read_text().splitlines()
+    lines[43:45] = ["300-5", "300-6"]
+    path.write_text("\n".join(lines) + "\n")
+    if edited is not None:
+        rows = ledger.memory.rows[TENANT]
+        rows[edited] = PlainEntry(rows[edited].position, change(ledger, edited)[edited])
+    assert (Kind.ALTERED, Source.LEDGER, 299, 2) in kinds(check(ledger))
+    ledger.memory.rows[TENANT][:] = ledger.memory.rows[TENANT][301:]
+    ledger.memory.marks[TENANT] = "301-1"
+    assert check(ledger).findings == ()
+
+
+def test_a_copy_of_what_the_standard_names_needs_no_positions(ledger: PlainLedger) -> None:
+    """An outsider has fetched tiles and bundles only; beside a memory they have to be there."""
+    shutil.rmtree(folder(ledger) / "positions")
+    assert check(ledger, memory=False).verdict is Verdict.RIGHT
+    assert (Kind.MISSING, Source.LEDGER, 0, 256) in kinds(check(ledger))
 
 
 def test_forged_positions_hide_nothing(ledger: PlainLedger) -> None:
@@ -460,7 +618,7 @@ def test_forged_positions_hide_nothing(ledger: PlainLedger) -> None:
     rows = ledger.memory.rows[TENANT]
     rows[10] = PlainEntry(rows[10].position, change(ledger, 10)[10])
     rows[:] = [PlainEntry(f"9{at:06}-0", row.stored) for at, row in enumerate(rows)]
-    assert check(ledger, limits=Limits(hot_for=60)).verdict is Verdict.WRONG
+    assert check(ledger).verdict is Verdict.WRONG
 
 
 # --- witnesses and sealers ------------------------------------------------------------------------
@@ -616,7 +774,7 @@ def test_a_sealer_at_work_is_no_finding(tmp_path: Path) -> None:
         done.set()
 
     trust = Trust(keys.verifiers, PREFIX)
-    sources = Sources(trust=trust, memory=memory, ledger=tmp_path, secret=keys.secret)
+    sources = Sources(trust=trust, memory=memory, ledger=tmp_path, secret=keys.secret, limits=at(0))
     sealing = threading.Thread(target=seal)
     sealing.start()
     while not done.is_set():
