@@ -243,9 +243,13 @@ def _positions(log: LogFolder, index: int, size: int) -> list[str]:
     try:
         places = list(map(order_of, before + found))
     except ValueError:
-        raise _damaged(f"positions beside bundle {index} in {log.root} are none") from None
+        raise _damaged(
+            f"positions of bundle {index}, or of the one before, in {log.root} are none"
+        ) from None
     if any(one >= other for one, other in pairwise(places)):
-        raise _damaged(f"positions beside bundle {index} in {log.root} do not grow")
+        raise _damaged(
+            f"positions of bundle {index}, or of the one before, in {log.root} do not grow"
+        )
     return found
 
 

@@ -19,7 +19,7 @@ from audit.errors import LedgerError, TileMissingError
 from audit.ledger.checkpoint import Checkpoint, open_checkpoint
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.merkle import root
-from audit.ledger.note_key import VerifierKey
+from audit.ledger.note_key import Algorithm, VerifierKey
 from audit.ledger.tile_directory import TileDirectory
 from audit.ledger.tiles import WIDTH, tile_of
 
@@ -41,9 +41,10 @@ def sign_pruned(origin: str, rows: int, top: bytes, keys: LedgerKeys) -> str:
 def is_sound(payload: Mapping[str, Any], origin: str, keys: Iterable[VerifierKey]) -> bool:
     """Whether a key of the ledger has signed what the payload of an ``audit.pruned`` row says."""
     name = pruned_origin(origin)
+    logs = [key.renamed(name) for key in keys if key.algorithm is Algorithm.ED25519]
     try:
         note = str(payload["note"]).encode()
-        said = open_checkpoint(note, name, [key.renamed(name) for key in keys]).checkpoint
+        said = open_checkpoint(note, name, logs).checkpoint
         told = payload["first_index"], payload["rows"], payload["root"]
     except (LedgerError, KeyError, UnicodeError):
         return False
