@@ -75,6 +75,20 @@ def test_a_meta_log_whose_checkpoint_was_taken_away_is_damaged(tmp_path: Path) -
     assert memory.sealed(META) is None
 
 
+def test_a_meta_log_that_has_a_log_twice_had_a_checkpoint(tmp_path: Path) -> None:
+    """So its tiles are no leftovers of a first round, although no hint is left, and they stay."""
+    memory = Rows()
+    for count in (1, 2):
+        memory.counts[TENANT] = count
+        seal(memory, tmp_path)
+    (tmp_path / META / "checkpoint").unlink()
+    (tmp_path / log_of(TENANT) / "gathered").unlink()
+    del memory._sealed[META]
+    before = files(tmp_path / META)
+    assert list(seal(memory, tmp_path).faults) == [META]
+    assert files(tmp_path / META) == before
+
+
 @pytest.mark.parametrize("rows", [5, 300, 600])
 def test_leftovers_of_rows_that_the_memory_has_are_gone_on_from(rows: int, tmp_path: Path) -> None:
     """As a crash before the first checkpoint leaves them, whatever came behind them since."""
