@@ -73,12 +73,24 @@ class MetaSealer:
         self._gathered |= unknown
 
     def _check_beginning(self, logs: Iterable[str]) -> None:
-        """Whoever was gathered once was so by a meta log that had a checkpoint."""
-        if any(self._folder.log(log).gathered() is not None for log in logs):
+        """Without a checkpoint it has no more than the leftovers of a crash in its first round.
+
+        Those hold each log once. What holds one twice, or has a log that knows where it was
+        gathered, is of a meta log that had a checkpoint.
+        """
+        gathered = any(self._folder.log(log).gathered() is not None for log in logs)
+        if gathered or self._has_one_twice():
             raise LedgerDamagedError(
                 f"the meta log {self._meta.log.root} has no checkpoint, but has gathered some;"
                 " nothing is gathered until that is put right, run `audit verify`"
             )
+
+    def _has_one_twice(self) -> bool:
+        for bundle in (tile for tile in self._meta.log.held() if tile.level is None):
+            origins = [entry.partition(b"\n")[0] for entry in self._meta.log.tiles.entries(bundle)]
+            if len(set(origins)) < len(origins):
+                return True
+        return False
 
     def _find(self, log: str, size: int) -> bytes | None:
         """The newest checkpoint of a log that the meta log has."""

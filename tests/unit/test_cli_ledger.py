@@ -48,6 +48,19 @@ def test_seal_seals_all_and_says_how_much(memory: InMemory, tmp_path: Path) -> N
     assert run("seal").stdout == "rows sealed: 0; logs that have grown: 0\n"
 
 
+def test_seal_says_when_the_old_key_may_go(memory: InMemory, tmp_path: Path) -> None:
+    """Once every log has the signature of the new one, and for as long as both sign."""
+    memory.emit(refused(make_identity()))
+    assert "may go" not in run("seal").stdout
+    run("keygen", "--rotate", str(tmp_path / "keys"))
+    assert "the old key may go" in run("seal").stdout
+    assert "the old key may go" in run("seal").stdout
+    lines = (tmp_path / "keys").read_text().splitlines(keepends=True)
+    (tmp_path / "keys").write_text(lines[0] + lines[-1])
+    result = run("seal")
+    assert (result.exit_code, result.stdout) == (0, "rows sealed: 0; logs that have grown: 0\n")
+
+
 def test_seal_with_a_damaged_log_is_bad_news(memory: InMemory, tmp_path: Path) -> None:
     """Exit 1, the fault on standard error, without a traceback."""
     memory.emit(refused(make_identity()))

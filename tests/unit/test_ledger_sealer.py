@@ -450,59 +450,6 @@ def test_damage_is_told_and_nothing_is_repaired(
     assert TENANT not in alarm.getMessage()
 
 
-def others(memory: Rows) -> None:
-    """The memory's rows of TENANT are not those that were sealed."""
-    entries = memory.entries
-    memory.entries = lambda t, a, n: [  # type: ignore[method-assign]
-        Entry(e.position, e.stored + b"!" * (t == TENANT)) for e in entries(t, a, n)
-    ]
-
-
-def fewer(memory: Rows) -> None:
-    memory.counts[TENANT] = 3
-
-
-@pytest.mark.parametrize("rows", [5, 300, 600])
-@pytest.mark.parametrize("change", [others, fewer])
-@pytest.mark.parametrize("trace", ["tile", "gathered"])
-def test_a_log_whose_checkpoint_was_taken_away_is_damaged(
-    rows: int, change: Callable[[Rows], None], trace: str, tmp_path: Path
-) -> None:
-    """In memory and folder, so that it looks new: what is left of it is never overwritten."""
-    memory = Rows(**{OTHER: 1})
-    memory.counts[TENANT] = rows
-    seal(memory, tmp_path)
-    log = tmp_path / log_of(TENANT)
-    (log / "checkpoint").unlink()
-    if trace == "tile":
-        (log / "gathered").unlink()
-    else:
-        shutil.rmtree(log / "tile")
-    del memory._sealed[TENANT]
-    change(memory)
-    before = files(log)
-    memory.counts[OTHER] += 1
-    did = seal(memory, tmp_path)
-    assert list(did.faults) == [log_of(TENANT)]
-    assert isinstance(did.faults[log_of(TENANT)], LedgerDamagedError)
-    assert (did.rows, files(log), memory.sealed(TENANT)) == (1, before, None)
-
-
-def test_a_meta_log_whose_checkpoint_was_taken_away_is_damaged(tmp_path: Path) -> None:
-    """Nothing is gathered from its beginning again; the tenants' logs go on."""
-    memory = Rows(**{OTHER: 1})
-    memory.counts[TENANT] = 1
-    seal(memory, tmp_path)
-    shutil.rmtree(tmp_path / META)
-    del memory._sealed[META]
-    memory.counts[TENANT] += 1
-    did = seal(memory, tmp_path)
-    assert (did.rows, list(did.faults)) == (1, [META])
-    assert isinstance(did.faults[META], LedgerDamagedError)
-    assert not (tmp_path / META).exists()
-    assert memory.sealed(META) is None
-
-
 def test_a_log_that_was_damaged_goes_on_once_that_is_put_right(tmp_path: Path) -> None:
     """Without a restart; and the alarm comes again when the damage does."""
     memory, directory = Rows(), tmp_path / "ledger"
@@ -642,64 +589,6 @@ def test_after_three_rotations_the_first_checkpoint_still_verifies(tmp_path: Pat
     memory.counts[TENANT] = 6
     did = seal(memory, tmp_path, load_keys=lambda: newest)
     assert did == SealRound(rows=1, logs=1, waiting=0, faults={}, old_keys_may_go=True)
-
-
-def test_a_new_key_signs_every_log_and_the_old_one_may_go(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Idle logs too, of the same tree, and the meta log; once that is said, the old line may be
-    taken out, and whoever knows the new key alone can verify all of it."""
-    memory, tenants = InMemory(), [TENANT, OTHER]
-    for tenant_id in tenants:
-        memory.emit(refused(make_identity(tenant_id=tenant_id)))
-    assert not seal(memory, tmp_path).old_keys_may_go
-    rotated = KEYS.rotated()
-    sealer = make(memory, tmp_path, load_keys=lambda: rotated)
-    said: list[bool] = []
-    while not any(said):
-        did = sealer.round(lambda: False)
-        assert did is not None
-        said.append(did.old_keys_may_go)
-    assert len(said) == 3  # one log each
-    assert caplog.text.count("the old key may go") == 1
-    only = LedgerKeys(rotated.signers[:1], (), KEYS.secret)
-    for tenant_id in [*tenants, NIL_TENANT, META]:
-        name = META if tenant_id == META else log_of(tenant_id)
-        note = memory.sealed(tenant_id)
-        assert LedgerFolder(tmp_path).log(name).checkpoint() == note
-        assert verified(note, f"{PREFIX}/{name}", only).size >= 1
-        assert tenant_id == META or note in meta_of(memory, tmp_path)
-    before = files(tmp_path)
-    assert seal(memory, tmp_path, load_keys=lambda: rotated).old_keys_may_go
-    assert files(tmp_path) == before
-    memory.emit(refused(make_identity()))
-    assert seal(memory, tmp_path, load_keys=lambda: only).rows == 1
-
-
-def test_an_idle_meta_log_is_signed_anew_by_itself(tmp_path: Path) -> None:
-    """Where every log has the new signature already, as after a crash behind them."""
-    memory = Rows()
-    memory.counts[TENANT] = 5
-    rotated = KEYS.rotated()
-    seal(memory, tmp_path, load_keys=lambda: rotated)
-    older = verified(memory.sealed(META), f"{PREFIX}/{META}", rotated)
-    note = older.sign(*KEYS.signers_of(f"{PREFIX}/{META}")).to_bytes()
-    memory._sealed[META] = note
-    LedgerFolder(tmp_path).log(META).put_checkpoint(note)
-    assert seal(memory, tmp_path, load_keys=lambda: rotated).old_keys_may_go
-    only = LedgerKeys(rotated.signers[:1], (), KEYS.secret)
-    assert verified(memory.sealed(META), f"{PREFIX}/{META}", only) == older
-
-
-def test_the_old_key_stays_while_a_log_is_damaged(tmp_path: Path) -> None:
-    """It has not got the new signature."""
-    memory = Rows(**{OTHER: 5})
-    memory.counts[TENANT] = 5
-    seal(memory, tmp_path)
-    (tmp_path / log_of(OTHER) / "tile" / "0" / "000.p" / "5").unlink()
-    memory.emit = lambda row, once=None: None  # type: ignore[method-assign, assignment, misc]
-    rotated = KEYS.rotated()
-    assert not seal(memory, tmp_path, load_keys=lambda: rotated).old_keys_may_go
 
 
 def test_the_fault_of_a_disk_is_an_alarm_of_its_own(
