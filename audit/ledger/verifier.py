@@ -16,8 +16,8 @@ from audit.errors import CheckpointError
 from audit.ledger.claims import log_of
 from audit.ledger.evidence import Evidence, digest_of
 from audit.ledger.finding import META, Kind, LogReport, Report, Source
-from audit.ledger.held_rows import MemoryRows
 from audit.ledger.log_check import check_log
+from audit.ledger.memory_check import unsealed
 from audit.ledger.overdue import with_overdue
 from audit.ledger.sources import KnownLogs, Sources, cosigned, given
 
@@ -90,5 +90,4 @@ class _Verification:
         memory = self._sources.memory
         for tenant in self._known.memory_tenants():
             if memory is not None and self._known.log_of_tenant(tenant) is None:
-                count = sum(len(page) for page, _ in MemoryRows(memory, tenant).pages())
-                yield LogReport(log="", tenant=tenant, unsealed=count)
+                yield unsealed("", memory, tenant)

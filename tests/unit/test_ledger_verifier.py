@@ -368,6 +368,31 @@ def test_sealed_bytes_that_are_no_row_are_malformed(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("end", [0, 5, 300])
+def test_what_is_no_row_is_found_where_it_stands(ledger: PlainLedger, end: int) -> None:
+    """Among the sealed rows it was inserted; behind them, far or near, it will never be sealed."""
+    fill(ledger.memory, TENANT, rows_of(TENANT, end, Random(8)))
+    rows = ledger.memory.rows[TENANT]
+    row = rows[0].stored
+    rows += [PlainEntry("9001-0", row, foreign=True), PlainEntry("9002-0", b"x" * 70_000)]
+    for sides in ({}, {"files": False}):
+        found = [(f.kind, f.source, f.position) for f in check(ledger, **sides).findings]
+        assert found == [
+            (Kind.MALFORMED, Source.MEMORY, "9001-0"), (Kind.MALFORMED, Source.MEMORY, "9002-0"),
+        ]  # fmt: skip
+    del rows[-2:]
+    rows.insert(700, PlainEntry("700-1", b"row\0x\0y\0z", foreign=True))
+    (finding,) = check(ledger).findings
+    assert (finding.kind, finding.index, finding.position) == (Kind.INSERTED, 700, "700-1")
+
+
+def test_what_is_no_row_is_found_where_nothing_is_sealed(tmp_path: Path) -> None:
+    """A tenant without any log."""
+    memory = PlainMemory({TENANT: [PlainEntry("1-0", b"\0", foreign=True)]})
+    report = verify(Sources(trust=TRUST, memory=memory, ledger=tmp_path))
+    assert [(f.kind, f.position) for f in report.findings()] == [(Kind.MALFORMED, "1-0")]
+
+
 def test_rows_are_understood_however_their_json_is_spelled() -> None:
     """The quick look at canonical bytes, and the slow one at any others, say the same."""
     first, end = started(0)
