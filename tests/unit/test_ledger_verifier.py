@@ -22,6 +22,7 @@ from audit.ledger.claims import Trust
 from audit.ledger.finding import Kind, LogReport, Source, Verdict
 from audit.ledger.invocations import Invocations, glance, request_id_of
 from audit.ledger.keys import LedgerKeys
+from audit.ledger.log_check import check_log
 from audit.ledger.note import Note, Signature
 from audit.ledger.note_key import SignerKey
 from audit.ledger.pruned import Pruned, pruned_of
@@ -577,6 +578,63 @@ def test_what_is_trimmed_while_it_is_read_is_no_finding(ledger: PlainLedger) -> 
     memory.entries = meanwhile  # type: ignore[method-assign]
     found = check(ledger)
     assert (found.findings, found.trimmed) == ((), 600)
+
+
+def once_at(memory: PlainMemory, position: str, act: Callable[[], None]) -> None:
+    """Do something when a reader has come to a position for the first time."""
+    entries, times = memory.entries, list[int]()
+
+    def meanwhile(tenant_id: str, after: str | None, limit: int) -> list[PlainEntry]:
+        if after == position:
+            times.append(1)
+            if len(times) == 1:
+                act()
+        return entries(tenant_id, after, min(limit, 100))
+
+    memory.entries = meanwhile  # type: ignore[method-assign]
+
+
+def test_what_is_pruned_while_it_is_read_is_no_finding(tmp_path: Path) -> None:
+    """The row that says so is sealed after the verifier has read the checkpoint."""
+    ledger = sealed(tmp_path / "a", rows_of(TENANT, 600, Random(3)))
+
+    def pruning() -> None:
+        fill(ledger.memory, TENANT, [pruned_row(512)])
+        ledger.round({TENANT: 601})
+        prune(ledger, 512)
+
+    once_at(ledger.memory, "100-0", pruning)
+    found = check(ledger)
+    assert (found.findings, found.sealed, found.pruned) == ((), 601, 512)
+
+
+@pytest.mark.parametrize(("still", "tries"), [(True, 1), (False, 3)])
+def test_a_finding_that_stays_is_told_at_last(
+    ledger: PlainLedger, still: bool, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once where nothing has changed; where a keeper goes on and on, after three looks."""
+    rows = ledger.memory.rows[TENANT]
+    rows[700] = PlainEntry(rows[700].position, change(ledger, 700)[700])
+    marks = iter(["1-0", "1-1", "1-2", "1-3", "1-4", "1-5", "1-6", "1-7"] * 9)
+    if not still:
+        monkeypatch.setattr(ledger.memory, "trimmed", lambda tenant: next(marks))
+    looks: list[str] = []
+    monkeypatch.setattr(
+        "audit.ledger.verifier.check_log",
+        lambda *given: looks.append(given[1]) or check_log(*given),
+    )
+    assert (Kind.EDITED, Source.MEMORY, 700, 1) in kinds(check(ledger))
+    assert looks.count(ledger.log(TENANT)) == tries
+
+
+def test_what_is_checked_again_is_held_against_all_older_checkpoints(ledger: PlainLedger) -> None:
+    """Those that the meta log has gathered; rows made anew fit up to the last that is right."""
+    shutil.rmtree(folder(ledger) / "tile")
+    write_tree(folder(ledger), change(ledger, 700), 0)
+    del ledger.memory.rows[TENANT][:]
+    marks = iter(["1-0", "1-1"])
+    ledger.memory.trimmed = lambda tenant: next(marks, None)  # type: ignore[method-assign]
+    assert (Kind.DIVERGENT, Source.LEDGER, 400, COUNT - 400) in kinds(check(ledger))
 
 
 def test_forged_positions_excuse_nothing(tmp_path: Path) -> None:
