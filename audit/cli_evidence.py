@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from audit.cli_options import moment, parse_tenant, reading
-from audit.errors import EvidenceError, LedgerDamagedError
+from audit.errors import AuditError, EvidenceError, LedgerDamagedError, LedgerError
 from audit.ledger import pack
 from audit.ledger import verify_pack as verifying
 from audit.ledger.checkpoint import origin_of
@@ -24,10 +24,10 @@ from audit.ledger.durable import replace_file
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.proof import SUFFIX
 from audit.ledger.sealed_log import SealedLog
-from audit.memory.base import RowFilter
+from audit.memory.base import AuditMemory, RowFilter
 from audit.row import AuditRow
 from audit.table import clean
-from audit.terminal import echo, settings_of, stored_rows
+from audit.terminal import echo, memory_of, settings_of, stored_rows
 
 _FILE_MODE: Final = 0o640
 #: What may be part of a file's name; request_ids come out of a memory, where anything could stand.
@@ -56,35 +56,43 @@ def _read_keys(
     default=Path(),
     help="Write here; the folder is made where it is missing.",
 )
+@click.option(
+    "--tenant",
+    "tenant_id",
+    metavar="UUID",
+    callback=reading(parse_tenant),
+    help="Of this tenant only.",
+)
 @click.pass_context
-def prove(ctx: click.Context, request_id: str, folder: Path) -> None:
+def prove(ctx: click.Context, request_id: str, folder: Path, tenant_id: str | None) -> None:
     """Write the rows of an invocation, each with a proof.
 
     For each row two files: its stored bytes, and a C2SP tlog-proof, which shows offline that they
-    are in the ledger. Needs the ledger and its keys (AUDIT_LEDGER_DIR, AUDIT_LEDGER_KEYS).
+    are in the ledger. Needs the ledger and its keys (AUDIT_LEDGER_DIR, AUDIT_LEDGER_KEYS). Where
+    several tenants have rows of that request_id, those of each go into a folder of its own.
 
-    Exit status: 0 all rows, 1 some are not sealed yet, or there is no such invocation, 2 wrong
-    usage.
+    Exit status: 0 all rows, 1 some are not sealed yet or cannot be proven, or there is no such
+    invocation, 2 wrong usage.
 
     \b
     Example:
       celery -A tasks audit prove 01KB8Z5T3MZJ9Y2V4Q6R8S0TAW -o evidence
     """
-    rows = list(stored_rows(ctx, RowFilter(request_id=request_id)))
-    if not rows or not _PLAIN.fullmatch(request_id):
+    memory = memory_of(ctx)
+    tenants = [tenant_id] if tenant_id else memory.tenants()
+    found, faults = _found(ctx, memory, tenants, request_id)
+    if not (found or faults) or not _PLAIN.fullmatch(request_id):
         raise click.ClickException(f"no invocation {request_id!r} in this memory")
-    log = _log(ctx, rows[0].tenant_id)
-    unsealed = 0
-    for row in rows:
-        if (index := _index(log, row)) is None:
-            unsealed += 1
-        else:
-            _prove(log, row, index, folder / f"{request_id}.{index}")
-    if unsealed:
-        raise click.ClickException(
-            f"rows that are not sealed yet and have no proof: {unsealed} of {len(rows)}; wait for"
-            " the keeper, or run `audit seal`"
-        )
+    for tenant, rows in found.items():
+        place = folder / tenant if len(found) > 1 else folder
+        try:
+            _prove_all(ctx, tenant, rows, place / request_id)
+        except AuditError as error:
+            faults.append(error if len(found) == 1 else _Unproven(f"tenant {tenant}: {error}"))
+    for fault in faults[1:]:
+        click.echo(clean(f"Error: {fault}"), err=True)
+    if faults:
+        raise faults[0]
 
 
 @click.command()
@@ -176,11 +184,45 @@ def verify_pack(ctx: click.Context, target: Path, keys: list[verifying.Key]) -> 
 # --- inside ---------------------------------------------------------------------------------------
 
 
+class _Unproven(EvidenceError):
+    """The rows of one tenant of several that cannot be proven."""
+
+
+def _found(
+    ctx: click.Context, memory: AuditMemory, tenants: list[str], request_id: str
+) -> tuple[dict[str, list[AuditRow]], list[AuditError]]:
+    """The rows of each tenant that has some, and of whom they cannot be read."""
+    found: dict[str, list[AuditRow]] = {}
+    faults: list[AuditError] = []
+    for tenant in tenants:
+        try:
+            rows = stored_rows(ctx, RowFilter(tenant_id=tenant, request_id=request_id), memory)
+            found |= {tenant: those} if (those := list(rows)) else {}
+        except LedgerError as error:
+            faults.append(_Unproven(f"tenant {tenant}: {error}"))
+    return found, faults
+
+
+def _prove_all(ctx: click.Context, tenant: str, rows: list[AuditRow], name: Path) -> None:
+    """Prove the rows of one tenant out of its own log, as many as are sealed."""
+    log, unsealed = _log(ctx, tenant), 0
+    for row in rows:
+        if (index := _index(log, row)) is None:
+            unsealed += 1
+        else:
+            _prove(log, row, index, name.with_name(f"{name.name}.{index}"))
+    if unsealed:
+        raise EvidenceError(
+            f"rows that are not sealed yet and have no proof: {unsealed} of {len(rows)}; wait for"
+            " the keeper, or run `audit seal`"
+        )
+
+
 def _log(ctx: click.Context, tenant_id: str) -> SealedLog:
     settings = settings_of(ctx)
     if settings.ledger_dir is None:
         raise click.UsageError("this application has no ledger: set AUDIT_LEDGER_DIR")
-    keys = LedgerKeys.load(settings.ledger_keys)
+    keys = LedgerKeys.load(settings.ledger_keys, settings.ledger_origin)
     origin = origin_of(settings.ledger_origin, tenant_id, keys.secret)
     return SealedLog(Path(settings.ledger_dir), origin, keys.verifiers)
 

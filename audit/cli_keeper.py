@@ -116,7 +116,7 @@ def _duties(settings: AuditSettings, memory: AuditMemory) -> list[Callable[[], b
             folder,
             witnesses,
             origin=settings.ledger_origin,
-            load_keys=lambda: LedgerKeys.load(settings.ledger_keys),
+            load_keys=lambda: LedgerKeys.load(settings.ledger_keys, settings.ledger_origin),
         )
         duties.append(witnessing.poke)
     if settings.hot_retention is not None:

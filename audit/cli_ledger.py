@@ -36,7 +36,7 @@ def sealer_of(settings: AuditSettings, memory: AuditMemory, worker: str) -> Seal
         memory,
         Path(settings.ledger_dir),
         origin=settings.ledger_origin,
-        load_keys=lambda: LedgerKeys.load(settings.ledger_keys),
+        load_keys=lambda: LedgerKeys.load(settings.ledger_keys, settings.ledger_origin),
         worker=worker,
     )
 
@@ -86,26 +86,59 @@ def _when_free(sealer: Sealer) -> SealRound:
     metavar="FILE",
     help="Put a new key first in this file; the one before it signs on beside it.",
 )
+@click.option(
+    "--origin",
+    metavar="NAME",
+    help="Name the key so; without it, after audit_ledger_origin (AUDIT_LEDGER_ORIGIN).",
+)
 @click.pass_context
-def keygen(ctx: click.Context, output: Path | None, rotate: Path | None) -> None:
+def keygen(
+    ctx: click.Context, output: Path | None, rotate: Path | None, origin: str | None
+) -> None:
     """Make the keys of a new ledger, or rotate those of one.
 
     They hold what nobody else may know: keep them, and a copy, where only the keeper reads them. A
-    file that is there is never overwritten. What is printed with -o or --rotate is the public key
-    that verifies from now on.
+    file that is there is never overwritten. The key has the name of the ledger's origin, so set
+    that before. What is printed with -o or --rotate are the public keys that verify from now on.
 
     \b
     Example:
+      export AUDIT_LEDGER_ORIGIN=audit.example.com
       celery -A tasks audit keygen -o /etc/skill-host/ledger.keys
     """
     if output is not None and rotate is not None:
         raise click.UsageError("-o makes new keys, --rotate changes those there are: not both")
+    if rotate is not None and origin is not None:
+        raise click.UsageError("a rotated key keeps its name: --origin is for new keys")
     if rotate is not None:
-        keys = rotate_file(rotate)
+        _rotate(rotate)
     else:
-        keys = LedgerKeys.generate(settings_of(ctx).ledger_origin)
-        if output is None:
-            click.echo(keys.to_text(), nl=False)
-            return
+        _make(origin or settings_of(ctx).ledger_origin, output)
+
+
+def _rotate(path: Path) -> None:
+    keys = rotate_file(path)
+    for signer in keys.signers:
+        echo(signer.verifier.to_text())
+    _tell(
+        "both keys sign from now on, the newest stands first: whoever verifies needs both, until"
+        " the old one is gone from the file and from every checkpoint that is still in use"
+    )
+
+
+def _make(origin: str, output: Path | None) -> None:
+    keys = LedgerKeys.generate(origin)
+    if output is None:
+        click.echo(keys.to_text(), nl=False)
+    else:
         write_new(keys, output)
-    echo(keys.verifiers[0].to_text())
+        echo(keys.verifiers[0].to_text())
+    _tell(
+        f"the key is named {origin}: it signs where AUDIT_LEDGER_ORIGIN (or audit_ledger_origin)"
+        " is that, or a path below it, and nowhere else"
+    )
+
+
+def _tell(text: str) -> None:
+    """Beside the keys, which alone stand on standard output."""
+    click.echo(clean(text), err=True)

@@ -66,7 +66,7 @@ def _pruner(ctx: click.Context) -> Pruner:
         memory,
         LedgerFolder(Path(settings.ledger_dir or "")),
         origin=settings.ledger_origin,
-        keys=LedgerKeys.load(settings.ledger_keys),
+        keys=LedgerKeys.load(settings.ledger_keys, settings.ledger_origin),
         seal=sealer.round,
         worker=worker,
     )

@@ -47,6 +47,7 @@ def audit_pruned(
     first_index: int,
     rows: int,
     root: str,
+    note: str,
     ts: str,
     worker: str = "",
 ) -> AuditRow:
@@ -59,6 +60,7 @@ def audit_pruned(
         first_index: place in the tenant's log of the first row that went, from 0.
         rows: how many went, side by side from there, those included that had gone before.
         root: of the tree that ends with the last of them, 64 hex digits.
+        note: rows and root, signed with the ledger's keys (:mod:`audit.ledger.pruned`).
         ts: when, written likewise.
         worker: the process that did it.
 
@@ -72,6 +74,7 @@ def audit_pruned(
         "first_index": first_index,
         "rows": rows,
         "root": root,
+        "note": note,
         "tenant_id": tenant_id,
         "request_id": request_id,
     }

@@ -53,9 +53,11 @@ def memory_of(ctx: click.Context) -> AuditMemory:
     return memory
 
 
-def stored_rows(ctx: click.Context, wanted: RowFilter) -> Iterator[AuditRow]:
+def stored_rows(
+    ctx: click.Context, wanted: RowFilter, memory: AuditMemory | None = None
+) -> Iterator[AuditRow]:
     """The rows that pass, from the ledger where they were trimmed from the memory."""
-    memory, folder = memory_of(ctx), settings_of(ctx).ledger_dir
+    memory, folder = memory or memory_of(ctx), settings_of(ctx).ledger_dir
     if folder is None:
         return memory.select(wanted)
     return read_through(memory, Archive(LedgerFolder(Path(folder))), wanted)

@@ -4,25 +4,30 @@
 same order, each row once, its bytes and position as they were stored. That holds beside a trim as
 well: what goes while it is read is read from the bundles then. Memory use stays flat.
 
-Nothing is verified here, that is the verifier's. What was pruned is gone from here too.
+No row is left out in silence. What was pruned is gone from here too, but a bundle that is missing
+without a signed row that says so is an error; so are positions that are not there, or that cannot
+be: they lie in files that no signature covers, while the order of the rows is that of the bundles.
+Beyond that nothing is verified here, that is the verifier's.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import dropwhile, islice
+from itertools import dropwhile, islice, pairwise
 from typing import Final
 
-from audit.errors import TileMissingError
+from audit.errors import LedgerDamagedError, TileMissingError
 from audit.ledger.checkpoint import Checkpoint
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.log import LogFolder
 from audit.ledger.note import Note
+from audit.ledger.note_key import VerifierKey
+from audit.ledger.pruned import pruned_rows
 from audit.ledger.tiles import WIDTH, tile_of
-from audit.memory.base import AuditMemory, RowFilter, order_of
+from audit.memory.base import AuditMemory, Entry, RowFilter, order_of
 from audit.row import AuditRow
 
 #: What positions are compared by (:func:`audit.memory.base.order_of`).
@@ -49,13 +54,21 @@ class Archive:
 
     Args:
         folder: the ledger's.
+        keys: of whom to believe that rows were pruned; without, those that the folder lists.
     """
 
-    def __init__(self, folder: LedgerFolder) -> None:
+    def __init__(self, folder: LedgerFolder, keys: Sequence[VerifierKey] | None = None) -> None:
         self._folder = folder
+        self._keys = keys
 
     def rows(
-        self, tenant_id: str, wanted: RowFilter, start: Order = _FIRST, end: Order = _END
+        self,
+        tenant_id: str,
+        wanted: RowFilter,
+        start: Order = _FIRST,
+        end: Entry | None = None,
+        *,
+        trimmed: bool = True,
     ) -> Iterator[AuditRow]:
         """The rows of a tenant that pass ``wanted``, in stored order, and stand where is asked.
 
@@ -63,15 +76,20 @@ class Archive:
             tenant_id: whose.
             wanted: what to give; its tenant must be that one or none.
             start: the first position that may be given.
-            end: the first position that may not.
+            end: the first row that may not, as the memory has it.
+            trimmed: whether the memory's rows begin there because it was trimmed. Then that row is
+                sealed itself, and there, if more is sealed than comes before it.
 
         Raises:
-            LedgerDamagedError: the positions beside a bundle are not as they should be.
+            LedgerDamagedError: the positions beside a bundle are not as they should be, or a
+                bundle is missing.
             LedgerError: the ledger cannot be read.
         """
         needles = _needles(wanted)
         for position, stored in self.stored(tenant_id, start):
-            if order_of(position) >= end:
+            if end is not None and order_of(position) >= order_of(end.position):
+                if trimmed and (position, stored) != (end.position, end.stored):
+                    raise _damaged(f"what is sealed at {position} is not what the memory has")
                 return
             if all(needle in stored for needle in needles):
                 row = AuditRow.from_bytes(stored, position)
@@ -92,7 +110,7 @@ class Archive:
         if log is None or not size:
             return
         for index in range(_bundle_of(log, size, start), -(-size // WIDTH)):
-            for position, stored in _entries(log, index, size):
+            for position, stored in self._entries(log, index, size):
                 if order_of(position) >= start:
                     yield position, stored
 
@@ -105,11 +123,30 @@ class Archive:
         size = 0 if log is None else _size(log)
         if log is None or not size:
             return []
-        return [stored for _, stored in _entries(log, (size - 1) // WIDTH, size)]
+        return [stored for _, stored in self._entries(log, (size - 1) // WIDTH, size)]
 
     def _log(self, tenant_id: str) -> LogFolder | None:
         names = [name for name, whose in self._folder.tenants().items() if whose == tenant_id]
         return self._folder.log(names[0]) if names else None
+
+    def _entries(self, log: LogFolder, index: int, size: int) -> Iterator[tuple[str, bytes]]:
+        """Positions and stored bytes of a bundle; nothing where it was pruned."""
+        bundle = tile_of(None, index, size)
+        positions = _positions(log, index, size)
+        try:
+            entries = log.tiles.entries(bundle)
+        except TileMissingError:
+            self._insist_on_pruned(log, (index + 1) * WIDTH)
+            return
+        for position, stored in zip(positions, entries, strict=True):
+            if stored:  # a row that was pruned out of its bundle leaves nothing
+                yield position, stored
+
+    def _insist_on_pruned(self, log: LogFolder, rows: int) -> None:
+        origin, size = _checkpoint(log)  # anew: what was pruned just now is said in a newer one
+        keys = self._folder.keys() if self._keys is None else self._keys
+        if pruned_rows(log.tiles, size, origin, keys) < rows:
+            raise _damaged(f"the bundle of rows {rows - WIDTH} and up is missing in {log.root}")
 
 
 def read_through(memory: AuditMemory, archive: Archive, wanted: RowFilter) -> Iterator[AuditRow]:
@@ -135,11 +172,13 @@ def _of_tenant(
     done: Order = _FIRST
     hot: Iterator[AuditRow] = iter(())
     while True:
-        if (first := _first_hot(memory, tenant_id)) > done:
-            yield from archive.rows(tenant_id, wanted, done, first)
-            done, hot = first, _from(memory.select(wanted), first)
+        first = _first_hot(memory, tenant_id)
+        if _place(first) > done:
+            trimmed = memory.trimmed(tenant_id) is not None
+            yield from archive.rows(tenant_id, wanted, done, first, trimmed=trimmed)
+            done, hot = _place(first), _from(memory.select(wanted), _place(first))
         page = list(islice(hot, PAGE))
-        if _first_hot(memory, tenant_id) > done:
+        if _place(_first_hot(memory, tenant_id)) > done:
             continue
         yield from page
         if len(page) < PAGE:
@@ -148,10 +187,14 @@ def _of_tenant(
         done = major, minor + 1
 
 
-def _first_hot(memory: AuditMemory, tenant_id: str) -> Order:
-    """Where the rows that the memory still has begin."""
+def _first_hot(memory: AuditMemory, tenant_id: str) -> Entry | None:
+    """The first row that the memory still has."""
     first = memory.entries(tenant_id, None, 1)
-    return order_of(first[0].position) if first else _END
+    return first[0] if first else None
+
+
+def _place(first: Entry | None) -> Order:
+    return _END if first is None else order_of(first.position)
 
 
 def _from(rows: Iterable[AuditRow], start: Order) -> Iterator[AuditRow]:
@@ -165,9 +208,16 @@ def _order(row: AuditRow) -> Order:
 # --- bundles --------------------------------------------------------------------------------------
 
 
-def _size(log: LogFolder) -> int:
+def _checkpoint(log: LogFolder) -> tuple[str, int]:
     note = log.checkpoint()
-    return 0 if note is None else Checkpoint.parse(Note.parse(note).text).size
+    if note is None:
+        return "", 0
+    checkpoint = Checkpoint.parse(Note.parse(note).text)
+    return checkpoint.origin, checkpoint.size
+
+
+def _size(log: LogFolder) -> int:
+    return _checkpoint(log)[1]
 
 
 def _bundle_of(log: LogFolder, size: int, start: Order) -> int:
@@ -175,23 +225,36 @@ def _bundle_of(log: LogFolder, size: int, start: Order) -> int:
     low, high = 0, -(-size // WIDTH) - 1
     while low < high:
         middle = (low + high + 1) // 2
-        if order_of(log.positions(tile_of(None, middle, size))[0]) <= start:
+        if order_of(_positions(log, middle, size)[0]) <= start:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _entries(log: LogFolder, index: int, size: int) -> Iterator[tuple[str, bytes]]:
-    """Positions and stored bytes of a bundle; nothing where it was pruned."""
-    bundle = tile_of(None, index, size)
+def _positions(log: LogFolder, index: int, size: int) -> list[str]:
+    """The positions of a bundle's rows, which grow from each to the next, and over the one before.
+
+    Raises:
+        LedgerDamagedError: they are none that can be.
+    """
+    found = log.positions(tile_of(None, index, size))
+    before = log.positions(tile_of(None, index - 1, size))[-1:] if index else []
     try:
-        entries = log.tiles.entries(bundle)
-    except TileMissingError:
-        return
-    for position, stored in zip(log.positions(bundle), entries, strict=True):
-        if stored:  # a row that was pruned out of its bundle leaves nothing
-            yield position, stored
+        places = list(map(order_of, before + found))
+    except ValueError:
+        raise _damaged(
+            f"positions of bundle {index}, or of the one before, in {log.root} are none"
+        ) from None
+    if any(one >= other for one, other in pairwise(places)):
+        raise _damaged(
+            f"positions of bundle {index}, or of the one before, in {log.root} do not grow"
+        )
+    return found
+
+
+def _damaged(what: str) -> LedgerDamagedError:
+    return LedgerDamagedError(f"{what}; no row of it is left out in silence: run `audit verify`")
 
 
 def _needles(wanted: RowFilter) -> list[bytes]:

@@ -20,7 +20,7 @@ from audit.ledger.leaves import Chunk, Leaves
 from audit.ledger.memory_check import no_row
 from audit.ledger.merkle import EMPTY_ROOT, root
 from audit.ledger.position_check import PositionCheck
-from audit.ledger.pruned import Pruned, pruned_of
+from audit.ledger.pruned_claim import Pruned, pruned_of
 from audit.ledger.ranges import extend
 from audit.ledger.roots import Roots, hold_all
 from audit.ledger.subject import Subject

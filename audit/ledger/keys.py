@@ -125,11 +125,17 @@ class LedgerKeys:
         return cls(tuple(signers), tuple(retired), found[0])
 
     @classmethod
-    def load(cls, text_or_path: str | None) -> LedgerKeys:
+    def load(cls, text_or_path: str | None, origin: str | None = None) -> LedgerKeys:
         """The keys of the setting ``audit_ledger_keys``: their text, or the path of their file.
 
+        Args:
+            text_or_path: that setting.
+            origin: what is to be signed or verified, ``audit_ledger_origin``. A key is known by its
+                name: what another name has signed nobody could verify with the key handed out.
+
         Raises:
-            LedgerKeyError: there are none, they are damaged, or others may read the file.
+            LedgerKeyError: there are none, they are damaged, others may read the file, or a signer
+                is named neither as the origin nor as what its path begins with.
         """
         if not text_or_path:
             raise LedgerKeyError(
@@ -137,8 +143,22 @@ class LedgerKeys:
                 " that file, and set AUDIT_LEDGER_KEYS to its path"
             )
         if _PRIVATE in text_or_path or "\n" in text_or_path:
-            return cls.parse(text_or_path)
-        return cls.parse(_read(Path(text_or_path)))
+            keys = cls.parse(text_or_path)
+        else:
+            keys = cls.parse(_read(Path(text_or_path)))
+        if origin is not None:
+            keys.insist_on(origin)
+        return keys
+
+    def insist_on(self, origin: str) -> None:
+        """Raise LedgerKeyError unless everything that signs is named for that origin."""
+        for name in (signer.name for signer in self.signers):
+            if not f"{origin}/".startswith(f"{name}/"):
+                raise LedgerKeyError(
+                    f"the ledger's key is named {name}, but its origin is {origin}: set"
+                    f" AUDIT_LEDGER_ORIGIN (audit_ledger_origin) to {name}, or for a new ledger"
+                    " make keys with that setting (`audit keygen`)"
+                )
 
 
 def _take(

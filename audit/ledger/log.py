@@ -173,11 +173,12 @@ class LogFolder:
             LedgerDamagedError: they are not there, or not as many as the bundle has entries.
             LedgerError: they cannot be read.
         """
-        content = self._read(self._positions(tile))
+        content, held = self._read(self._positions(tile)), tile
         if content is None and not tile.is_full:
-            content = self._read(self._positions(tile.full()))
+            held = tile.full()
+            content = self._read(self._positions(held))
         lines = (content or b"").decode(errors="replace").splitlines()
-        if len(lines) < tile.width or not all(lines):
+        if len(lines) != held.width or not all(lines):
             raise LedgerDamagedError(
                 f"{self.root}: {_POSITIONS} of {tile.to_path()} are not {tile.width} as they"
                 " should be; run `audit verify`"

@@ -153,7 +153,7 @@ def find_range(log: SealedLog, asked: Asked) -> Exported:
     first, last, count = 0, log.size - 1, log.size
     if asked.since or asked.until:
         first, last, count = _matching(log, asked, held)
-    pruned = f"rows 0 to {held - 1} are not here: pruned, or lost, which `audit verify` tells"
+    pruned = f"rows 0 to {held - 1} are not here, they were pruned"
     if not count:
         raise EvidenceError(
             "no sealed row lies in that time, and an empty pack proves nothing: ask for another"

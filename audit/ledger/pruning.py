@@ -3,8 +3,8 @@
 Of a pruned bundle the file ``tile/entries/...`` is gone and nothing else: level tiles keep the leaf
 hashes, ``positions`` their places, so each checkpoint and each proof holds as before (the pruning
 of C2SP tlog-tiles: a prefix of the log, whole bundles). A sealed row ``audit.pruned`` of the same
-tenant says which rows are gone: from 0 on, as many as it says, those of earlier times included. A
-verifier takes a missing bundle for pruned exactly if such a row covers it.
+tenant says which rows are gone: from 0 on, as many as it says, those of earlier times included. It
+is signed, see :mod:`audit.ledger.pruned`; a missing bundle that none covers is evidence.
 
 What is guaranteed: nothing goes before that row is sealed. Only bundles go that are full, sealed,
 of the very rows that were sealed, all older than asked, and of no open invocation; a changed row is
@@ -28,6 +28,7 @@ from audit.ledger.folder import LedgerFolder
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.log import LogFolder
 from audit.ledger.merkle import fold, leaf_hash, root
+from audit.ledger.pruned import is_sound, pruned_rows, sign_pruned
 from audit.ledger.tiles import HEIGHT, WIDTH, Tile, tile_of
 from audit.memory.base import AuditMemory, RowFilter, order_of
 from audit.row import AuditRow, timestamp
@@ -69,7 +70,7 @@ class Pruner:
         memory: where the rows are.
         folder: the ledger's.
         origin: what the origins of its logs begin with.
-        keys: verify its checkpoints.
+        keys: verify its checkpoints, and sign what was pruned.
         seal: seals what is there; a keeper may do so as well.
         worker: what the rows name as their writer.
         now: the wall clock.
@@ -111,7 +112,7 @@ class Pruner:
         if note is None or log is None:
             return nothing
         size = self._verified_size(log, tenant_id, note)
-        announced = max((_rows_of(row) for row in self._announced(tenant_id)), default=0)
+        announced = self._pruned(log, tenant_id, size)
         still_open = {row.request_id for row in self._memory.running(tenant_id)}
         rows = gone = 0
         while rows + WIDTH <= size:
@@ -148,12 +149,22 @@ class Pruner:
 
     def _announced(self, tenant_id: str) -> list[AuditRow]:
         wanted = RowFilter(tenant_id=tenant_id, kind=PRUNED)
-        return list(read_through(self._memory, Archive(self._folder), wanted))
+        archive = Archive(self._folder, self._keys.verifiers)
+        return list(read_through(self._memory, archive, wanted))
+
+    def _pruned(self, log: LogFolder, tenant_id: str, size: int) -> int:
+        if _first_is_there(log, size):
+            return 0
+        return pruned_rows(log.tiles, size, self._origin_of(tenant_id), self._keys.verifiers)
 
     def _announce(self, prune: Prune) -> AuditRow:
         """The stored row that covers what is to go: one from before a crash, or a new one."""
+        origin = self._origin_of(prune.tenant_id)
         for row in self._announced(prune.tenant_id):
-            if _rows_of(row) == prune.rows and row.payload["root"] == prune.root:
+            said = row.payload["rows"], row.payload["root"]
+            if said == (prune.rows, prune.root) and is_sound(
+                row.payload, origin, self._keys.verifiers
+            ):
                 return row
         made = audit_pruned(
             str(ULID()),
@@ -162,6 +173,7 @@ class Pruner:
             first_index=0,
             rows=prune.rows,
             root=prune.root,
+            note=sign_pruned(origin, prune.rows, bytes.fromhex(prune.root), self._keys),
             ts=timestamp(self._now()),
             worker=self._worker,
         )
@@ -194,7 +206,7 @@ class Pruner:
         return self._folder.log(names[0]) if names else None
 
     def _verified_size(self, log: LogFolder, tenant_id: str, note: bytes) -> int:
-        origin = origin_of(self._origin, tenant_id, self._keys.secret)
+        origin = self._origin_of(tenant_id)
         keys = self._keys.verifiers_of(origin)
         checkpoint = open_checkpoint(note, origin, keys).checkpoint
         if root(checkpoint.size, log.tiles.node_reader(checkpoint.size)) != checkpoint.root:
@@ -203,6 +215,20 @@ class Pruner:
                 " removed, run `audit verify`"
             )
         return checkpoint.size
+
+    def _origin_of(self, tenant_id: str) -> str:
+        return origin_of(self._origin, tenant_id, self._keys.secret)
+
+
+def _first_is_there(log: LogFolder, size: int) -> bool:
+    """Whether nothing is missing at the beginning, so that nobody need say why."""
+    if size < WIDTH:
+        return True
+    try:
+        log.tiles.read(Tile(None, 0))
+    except TileMissingError:
+        return False
+    return True
 
 
 def _bundle(log: LogFolder, index: int, size: int) -> list[bytes] | None:
@@ -226,11 +252,6 @@ def _may_go(stored: bytes, before: datetime, still_open: Collection[str]) -> boo
     return datetime.fromisoformat(row.ts) < before and row.request_id not in still_open
 
 
-def _rows_of(row: AuditRow) -> int:
-    """How many rows, from the first on, a row says are gone."""
-    return int(row.payload["rows"]) if row.payload["first_index"] == 0 else 0
-
-
 def _behind(log: LogFolder, rows: int) -> str:
     """The first position that is none of the first so many rows."""
     last = log.positions(tile_of(None, rows // WIDTH - 1, rows))[-1]
@@ -240,6 +261,6 @@ def _behind(log: LogFolder, rows: int) -> str:
 
 def _lost(log: LogFolder, index: int) -> LedgerDamagedError:
     return LedgerDamagedError(
-        f"the bundle of rows {index} and up is not in {log.root}, and no row says that it was"
-        " pruned; nothing was removed, run `audit verify`"
+        f"the bundle of rows {index} and up is not in {log.root}, and no signed row says that it"
+        " was pruned; nothing was removed, run `audit verify`"
     )

@@ -22,6 +22,7 @@ from audit.ledger.log import LogFolder
 from audit.ledger.merkle import inclusion_proof
 from audit.ledger.note_key import VerifierKey
 from audit.ledger.proof import TlogProof
+from audit.ledger.pruned import pruned_rows
 from audit.ledger.tiles import WIDTH, tile_of
 
 
@@ -59,11 +60,21 @@ class SealedLog:
         return next(iter(islice(self.tiles.rows(self.size, index), 1)))
 
     def held_from(self) -> int:
-        """The index of the first row whose bundle is there; those before it were pruned, or lost.
+        """The index of the first row whose bundle is there; those before it were pruned.
 
         Raises:
+            LedgerDamagedError: they are not there, and no signed row says that they were pruned.
             TileError: a bundle is damaged.
         """
+        held = self._first_held()
+        if held and pruned_rows(self.tiles, self.size, self.origin, self.keys) < held:
+            raise LedgerDamagedError(
+                f"some of the rows 0 to {held - 1} are not in {self._folder.root}, and no signed"
+                " row says that they were pruned: run `audit verify`"
+            )
+        return held
+
+    def _first_held(self) -> int:
         for bundle in range(self.size // WIDTH):  # only full ones are ever pruned
             try:
                 self.tiles.read(tile_of(None, bundle, self.size))

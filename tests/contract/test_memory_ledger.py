@@ -469,7 +469,9 @@ def system_rows() -> list[AuditRow]:
     return [
         audit_key_rotated(str(ULID()), new_key=VKEY, old_key=None, ts=now()),
         audit_key_rotated(str(ULID()), new_key=VKEY, old_key=VKEY, ts=now(), worker="keeper"),
-        audit_pruned(str(ULID()), TENANT, before=now(), first_index=0, rows=7, root=HASH, ts=now()),
+        audit_pruned(
+            str(ULID()), TENANT, before=now(), first_index=0, rows=7, root=HASH, note="", ts=now()
+        ),
     ]
 
 
@@ -500,7 +502,7 @@ def test_a_row_of_the_trail_itself_is_no_invocation(memory: AuditMemory) -> None
     assert refusal_of(memory, completed(identity)) == RowRefusal.WAS_REFUSED
     begin, _ = invoke(memory)
     taken = audit_pruned(
-        begin.request_id, TENANT, before=now(), first_index=0, rows=1, root=HASH, ts=now()
+        begin.request_id, TENANT, before=now(), first_index=0, rows=1, root=HASH, note="", ts=now()
     )
     assert refusal_of(memory, taken) == RowRefusal.SECOND_STARTED_ROW
 
@@ -517,7 +519,14 @@ def test_nothing_pruned_is_no_row(first_index: int, rows: int) -> None:
     """A range that cannot be is refused where the row is made."""
     with pytest.raises(RowError):
         audit_pruned(
-            "x", TENANT, before=now(), first_index=first_index, rows=rows, root=HASH, ts=now()
+            "x",
+            TENANT,
+            before=now(),
+            first_index=first_index,
+            rows=rows,
+            root=HASH,
+            note="",
+            ts=now(),
         )
 
 

@@ -10,13 +10,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from audit.cli import audit
+from audit.ledger.checkpoint import origin_of
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.note_key import SignerKey
 from audit.ledger.proof import TlogProof
+from audit.ledger.sealer import Sealer
 from audit.row import AuditRow
 from audit.testing import InMemory
 from tests.evidence import LEDGER_KEY, NAME, ORIGIN, SECRET, rows, seal, unpacked
-from tests.support import TENANT
+from tests.support import TENANT, make_identity, refused
 
 VKEY = LEDGER_KEY.verifier.to_text()
 ROWS = rows(12)
@@ -123,6 +125,54 @@ def test_prove_notices_a_row_that_changed(
     result = run(ledger, "prove", REQUEST, "-o", str(tmp_path / "out"))
     assert result.exit_code == 1
     assert "not the one that was sealed as row 4: run `audit verify`" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+OTHER = "00000000-0000-4000-8000-000000000002"
+
+
+def test_another_tenants_row_spoils_no_proof(
+    ledger: Path, memory: InMemory, tmp_path: Path
+) -> None:
+    """Each row is looked up in its own tenant's log, and a tenant without one is told apart."""
+    memory.emit(refused(make_identity(tenant_id=OTHER, request_id=REQUEST)))
+    result = run(ledger, "prove", REQUEST, "-o", str(tmp_path / "all"))
+    assert (result.exit_code, f"tenant {OTHER}" in result.stderr) == (1, True)
+    assert sorted(path.name for path in (tmp_path / "all").rglob("*.tlog-proof")) == [
+        f"{REQUEST}.{index}.tlog-proof" for index in (4, 5)
+    ]
+    alone = run(ledger, "prove", REQUEST, "--tenant", TENANT, "-o", str(tmp_path / "one"))
+    assert alone.exit_code == 0, alone.output
+    assert len(list((tmp_path / "one").iterdir())) == 4
+    theirs = run(ledger, "prove", REQUEST, "--tenant", OTHER, "-o", str(tmp_path / "other"))
+    assert (theirs.exit_code, (tmp_path / "other").exists()) == (1, False)
+
+
+def test_rows_of_two_tenants_get_folders_of_their_own(memory: InMemory, tmp_path: Path) -> None:
+    """Under one request_id, each with the proof of its own log, whatever their places there."""
+    memory.emit(refused(make_identity(tenant_id=OTHER, request_id=REQUEST)))
+    keys = LedgerKeys((LEDGER_KEY,), (), SECRET)
+    Sealer(memory, tmp_path / "ledger", origin=NAME, load_keys=lambda: keys).round()
+    result = run(tmp_path / "ledger", "prove", REQUEST, "-o", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    for tenant, count in ((TENANT, 2), (OTHER, 1)):
+        proofs = list((tmp_path / "out" / tenant).glob("*.tlog-proof"))
+        assert len(proofs) == count
+        origin = origin_of(NAME, tenant, SECRET)
+        for path in proofs:
+            row = path.with_suffix("").with_name(path.name.replace(".tlog-proof", ".json"))
+            TlogProof.parse(path.read_bytes()).verify(
+                row.read_bytes(), origin, [LEDGER_KEY.renamed(origin).verifier]
+            )
+
+
+def test_keys_of_another_name_prove_and_export_nothing(ledger: Path, tmp_path: Path) -> None:
+    """The origin is not what the key is named: what to set is said, nothing is written."""
+    for args in (["prove", REQUEST], ["export", "--tenant", TENANT]):
+        result = run(
+            ledger, *args, "-o", str(tmp_path / "out"), audit_ledger_origin="elsewhere.example"
+        )
+        assert (result.exit_code, "AUDIT_LEDGER_ORIGIN" in result.stderr) == (1, True)
     assert not (tmp_path / "out").exists()
 
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from audit import cli_ledger
 from audit.cli import audit
+from audit.errors import LedgerKeyError
 from audit.ledger.folder import META, LedgerFolder
 from audit.ledger.keys import LedgerKeys, write_new
 from audit.testing import FakeClock, InMemory
@@ -139,9 +140,37 @@ def test_keygen_rotates_a_file(memory: InMemory, tmp_path: Path) -> None:
     result = run("keygen", "--rotate", str(path))
     assert result.exit_code == 0
     after = LedgerKeys.load(str(path))
-    assert result.stdout == after.verifiers[0].to_text() + "\n"
+    assert result.stdout.splitlines() == [key.to_text() for key in after.verifiers]
+    assert len(result.stdout.splitlines()) == 2
+    assert "needs both" in result.stderr
     assert after.signers[1:] == before.signers
     assert "PRIVATE" not in result.output
+
+
+def test_keygen_names_the_key_and_says_so(
+    memory: InMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the setting, or as asked; with another name than the origin's nothing is sealed."""
+    monkeypatch.delenv("AUDIT_LEDGER_ORIGIN")
+    assert "named skill-host.invalid" in run("keygen").stderr
+    made = run("keygen", "--origin", "audit.example.com", "-o", str(tmp_path / "asked"))
+    assert made.stdout.startswith("audit.example.com+")
+    assert "named audit.example.com" in made.stderr
+    monkeypatch.setenv("AUDIT_LEDGER_KEYS", str(tmp_path / "asked"))
+    memory.emit(refused(make_identity()))
+    for command in ("seal", "prune --before 1d"):
+        refusal = run(*command.split())
+        assert refusal.exit_code == 1
+        assert "set AUDIT_LEDGER_ORIGIN (audit_ledger_origin) to audit.example.com" in (
+            refusal.stderr
+        )
+    assert memory.sealed(META) is None
+    for origin in ("audit.example.com/eu", "audit.example.com"):
+        LedgerKeys.load(str(tmp_path / "asked"), origin)
+    for origin in ("audit.example.comm", "audit.example", "x/audit.example.com"):
+        with pytest.raises(LedgerKeyError, match="AUDIT_LEDGER_ORIGIN"):
+            LedgerKeys.load(str(tmp_path / "asked"), origin)
+    assert run("keygen", "--rotate", str(tmp_path / "asked"), "--origin", "x").exit_code == 2
 
 
 def test_keygen_rotates_nothing_that_is_damaged(memory: InMemory, tmp_path: Path) -> None:

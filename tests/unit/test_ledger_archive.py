@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -18,12 +18,14 @@ from audit.errors import LedgerDamagedError
 from audit.ledger.archive import PAGE, Archive, read_through
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.keys import LedgerKeys
+from audit.ledger.pruning import Pruner
 from audit.ledger.sealer import Sealer
 from audit.memory import AuditMemory, open_memory
 from audit.memory.base import Entry, RowFilter, order_of
 from audit.row import COMPLETED, STARTED, AuditRow, Reason
 from audit.testing import InMemory
 from tests.support import TENANT, completed, make_ending, make_identity, started
+from tests.witness import FakeWitness
 
 OTHER: Final = "00000000-0000-4000-8000-000000000002"
 KEYS: Final = LedgerKeys.generate("host.example", random=lambda size: b"k" * size)
@@ -215,8 +217,10 @@ def test_a_part_of_the_bundles_is_just_that_part(tmp_path: Path) -> None:
     everything = given(memory.rows(TENANT))
     places = [order_of(str(position)) for _, position in everything]
     for at in (0, 1, 254, 255, 256, 257, 511, 512, 513, 767, 768, 790):
-        for end in (at, at + 1, 700, len(places) - 1):
-            rows = archive.rows(TENANT, RowFilter(), places[at], places[end])
+        for end in (at, at + 1, max(at, 700), len(places) - 1):
+            rows = archive.rows(
+                TENANT, RowFilter(), places[at], Entry(str(everything[end][1]), everything[end][0])
+            )
             assert given(rows) == everything[at:end]
 
 
@@ -240,16 +244,83 @@ def test_damaged_positions_are_told(tmp_path: Path) -> None:
         list(read_through(memory, archive, RowFilter(tenant_id=TENANT)))
 
 
-def test_a_missing_bundle_leaves_the_others(tmp_path: Path) -> None:
-    """What was pruned is gone, and what comes after it is there."""
+def test_what_was_pruned_leaves_the_others(tmp_path: Path) -> None:
+    """It is gone, and what comes after it is there, by the keys given or those in the folder."""
     memory, whole = InMemory(), InMemory()
     written([memory, whole], 500)
     archive = seal(memory, tmp_path)
+    folder = LedgerFolder(tmp_path)
+    pruner = Pruner(
+        memory, folder, origin="host.example", keys=KEYS, seal=lambda: seal(memory, tmp_path)
+    )
+    assert pruner.prune(pruner.plan(TENANT, datetime(2027, 1, 1, tzinfo=UTC))) == 512
     memory.trim(TENANT, "9999-0")
-    log = next(name for name, whose in LedgerFolder(tmp_path).tenants().items() if whose == TENANT)
-    (tmp_path / log / "tile/entries/000").unlink()
-    found = given(read_through(memory, archive, RowFilter(tenant_id=TENANT)))
-    assert found == given(whole.rows(TENANT))[256:]
+    witness = FakeWitness().key  # a folder's list may name witnesses as well
+    for reader in (archive, Archive(folder, (*KEYS.verifiers, witness))):
+        found = given(read_through(memory, reader, RowFilter(tenant_id=TENANT)))
+        assert found[:-1] == given(whole.rows(TENANT))[512:]
+    stranger = LedgerKeys.generate("host.example", random=lambda size: b"z" * size)
+    reader = Archive(folder, stranger.verifiers)
+    with pytest.raises(LedgerDamagedError, match="missing"):
+        list(read_through(memory, reader, RowFilter(tenant_id=TENANT)))
+
+
+def test_a_bundle_that_nobody_pruned_is_told(tmp_path: Path) -> None:
+    """A missing file is no sign that it was pruned: no row is left out in silence."""
+    memory = InMemory()
+    written([memory], 500)
+    archive = seal(memory, tmp_path)
+    memory.trim(TENANT, "9999-0")
+    (tmp_path / _log_of_tenant(tmp_path) / "tile/entries/000").unlink()
+    with pytest.raises(LedgerDamagedError, match="audit verify"):
+        list(read_through(memory, archive, RowFilter(tenant_id=TENANT)))
+
+
+def _log_of_tenant(root: Path) -> str:
+    return next(name for name, whose in LedgerFolder(root).tenants().items() if whose == TENANT)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: [],
+        lambda lines: lines[:-1],
+        lambda lines: [*lines, "99999-0"],
+        lambda lines: [*lines[:-1], "soon"],
+        lambda lines: [lines[0]] + ["99999999999999-0"] * 255,
+        lambda lines: [lines[1], lines[0], *lines[2:]],
+        lambda lines: [f"{9 * 10**9 + at}-0" for at in range(256)],
+        lambda lines: [*lines[:-1], f"{9 * 10**9}-0"],
+    ],
+)
+def test_positions_leave_no_row_out_in_silence(
+    tmp_path: Path, change: Callable[[list[str]], list[str]]
+) -> None:
+    """Missing, malformed, too many, not growing, or beyond where the memory begins: all is told."""
+    memory = InMemory()
+    written([memory], 300)
+    archive = seal(memory, tmp_path)
+    last = str(memory.last_position(TENANT))
+    memory.trim(TENANT, last)
+    path = tmp_path / _log_of_tenant(tmp_path) / "positions/000"
+    path.write_text("".join(f"{line}\n" for line in change(path.read_text().split())))
+    with pytest.raises(LedgerDamagedError, match="audit verify"):
+        list(read_through(memory, archive, RowFilter(tenant_id=TENANT)))
+
+
+def test_positions_that_end_at_the_memorys_row_too_early_are_told(tmp_path: Path) -> None:
+    """Another row in the place of the first that the memory still has would hide those between."""
+    memory = InMemory()
+    written([memory], 100)
+    archive = seal(memory, tmp_path)
+    last = str(memory.last_position(TENANT))
+    memory.trim(TENANT, last)
+    path = next((tmp_path / _log_of_tenant(tmp_path)).glob("positions/000.p/*"))
+    lines = path.read_text().split()
+    forged = [*lines[:5], last, *(f"{9 * 10**9 + at}-0" for at in range(len(lines) - 6))]
+    path.write_text("".join(f"{line}\n" for line in forged))
+    with pytest.raises(LedgerDamagedError, match="not what the memory has"):
+        list(read_through(memory, archive, RowFilter(tenant_id=TENANT)))
 
 
 def test_a_server_reads_through_as_well(server: EmbeddedServer, tmp_path: Path) -> None:

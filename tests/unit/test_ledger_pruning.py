@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from ulid import ULID
 
 from audit.errors import LedgerDamagedError, LedgerError, NoteSignatureError
 from audit.ledger import pruning
@@ -24,11 +25,13 @@ from audit.ledger.merkle import (
     verify_consistency,
     verify_inclusion,
 )
+from audit.ledger.pruned import pruned_rows, sign_pruned
 from audit.ledger.pruning import Prune, Pruner
+from audit.ledger.sealed_log import SealedLog
 from audit.ledger.tiles import Tile
 from audit.memory.base import RowFilter
 from audit.row import COMPLETED, AuditRow
-from audit.system_rows import PRUNED
+from audit.system_rows import PRUNED, audit_pruned
 from audit.testing import InMemory
 from tests.naive_merkle import NaiveTree
 from tests.sealing import KEYS, PREFIX, log_of, make, seal
@@ -357,7 +360,46 @@ def test_tiles_that_were_never_signed_are_evidence(ledger: Ledger) -> None:
 def test_a_bundle_that_nobody_pruned_is_evidence(ledger: Ledger) -> None:
     """A missing file is no sign that it was pruned, unless a row says so."""
     (ledger.log.root / Tile(None, 1).to_path()).unlink()
-    _refused(ledger, "no row says that it was pruned")
+    _refused(ledger, "no signed row says that it was pruned")
+
+
+@pytest.mark.parametrize("signed_by", ["a stranger", "another log", "the log's checkpoint"])
+def test_a_row_without_a_sound_note_excuses_no_missing_bundle(
+    ledger: Ledger, signed_by: str
+) -> None:
+    """Anybody who writes to the memory writes rows: prune and export go by the signature."""
+    top = NaiveTree(list(ledger.log.tiles.rows(1400))).mth(0, 256)
+    stranger = LedgerKeys.generate("host.example", random=lambda size: b"z" * size)
+    note = {
+        "a stranger": lambda: sign_pruned(ORIGIN, 256, top, stranger),
+        "another log": lambda: sign_pruned(f"{PREFIX}/other", 256, top, KEYS),
+        "the log's checkpoint": lambda: (ledger.log.checkpoint() or b"").decode(),
+    }[signed_by]()
+    ledger.memory.emit(_pruned_row(top, note))
+    ledger.seal()
+    (ledger.log.root / Tile(None, 0).to_path()).unlink()
+    with pytest.raises(LedgerDamagedError, match="no signed row"):
+        ledger.prune()
+    with pytest.raises(LedgerDamagedError, match="no signed row"):
+        SealedLog(ledger.root, ORIGIN, KEYS.verifiers).held_from()
+    ledger.memory.emit(_pruned_row(top, sign_pruned(ORIGIN, 256, top, KEYS)))
+    ledger.seal()
+    assert ledger.prune().gone == 256
+    assert SealedLog(ledger.root, ORIGIN, KEYS.verifiers).held_from() == 1024
+
+
+def _pruned_row(top: bytes, note: str) -> AuditRow:
+    return audit_pruned(
+        str(ULID()), TENANT, before=NEW, first_index=0, rows=256, root=top.hex(), note=note, ts=NEW
+    )
+
+
+def test_a_signed_row_counts_only_for_the_tree_there_is(ledger: Ledger) -> None:
+    """With a root that the level tiles do not give it excuses nothing, whoever has signed it."""
+    tiles = ledger.log.tiles
+    ledger.memory.emit(_pruned_row(b"x" * 32, sign_pruned(ORIGIN, 256, b"x" * 32, KEYS)))
+    ledger.seal()
+    assert pruned_rows(tiles, 1401, ORIGIN, KEYS.verifiers) == 0
 
 
 def _refused(ledger: Ledger, text: str) -> None:

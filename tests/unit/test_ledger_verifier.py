@@ -25,7 +25,7 @@ from audit.ledger.keys import LedgerKeys
 from audit.ledger.log_check import check_log
 from audit.ledger.note import Note, Signature
 from audit.ledger.note_key import SignerKey
-from audit.ledger.pruned import Pruned, pruned_of
+from audit.ledger.pruned_claim import Pruned, pruned_of
 from audit.ledger.sealer import Sealer
 from audit.ledger.sources import Sources
 from audit.ledger.spill import Spill

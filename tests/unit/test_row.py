@@ -330,9 +330,18 @@ VALID: dict[str, AuditRow] = {
     ),
     "key rotated": audit_key_rotated(REQUEST_ID, new_key=VKEY, old_key=VKEY, ts=TS, worker="k"),
     "first key": audit_key_rotated(REQUEST_ID, new_key=VKEY, old_key=None, ts=TS),
-    "pruned": audit_pruned(REQUEST_ID, TENANT, before=TS, first_index=0, rows=1, root=HASH, ts=TS),
+    "pruned": audit_pruned(
+        REQUEST_ID, TENANT, before=TS, first_index=0, rows=1, root=HASH, note="", ts=TS
+    ),
     "pruned nobody's": audit_pruned(
-        REQUEST_ID, NIL_TENANT, before=TS, first_index=2**40, rows=2**40, root=HASH, ts=TS
+        REQUEST_ID,
+        NIL_TENANT,
+        before=TS,
+        first_index=2**40,
+        rows=2**40,
+        root=HASH,
+        note="n" * 4096,
+        ts=TS,
     ),
 }
 
@@ -543,7 +552,8 @@ OWN: dict[str, list[Callable[[dict[str, Any]], None]]] = {
         *(put("payload", "before", to=v) for v in (None, "", "2026-11-29", TS + "\n")),
         *(put("payload", "first_index", to=v) for v in (-1, None, "0", True)),
         *(put("payload", "rows", to=v) for v in (0, None, "1")),
-        *(drop("payload", key) for key in ("before", "first_index", "rows")),
+        *(put("payload", "note", to=v) for v in (None, 1, "n" * 4097)),
+        *(drop("payload", key) for key in ("before", "first_index", "rows", "note")),
         *NO_INVOCATION,
         put("kind", to=KEY_ROTATED),
     ],
