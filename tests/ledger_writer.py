@@ -37,6 +37,7 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 class PlainEntry:
     position: str
     stored: bytes
+    foreign: bool = False
 
 
 @dataclass

@@ -13,7 +13,6 @@ from pathlib import Path
 from audit.errors import TileError
 from audit.ledger.alignment import WINDOW, Alignment
 from audit.ledger.beginning import beginning, left_out
-from audit.ledger.excused import Pruned, pruned_of
 from audit.ledger.finding import Finding, Source
 from audit.ledger.held_rows import BundleRows, MemoryRows, Positions, slots_of
 from audit.ledger.invocations import Invocations
@@ -21,6 +20,7 @@ from audit.ledger.leaves import Chunk, Leaves
 from audit.ledger.memory_check import no_row
 from audit.ledger.merkle import EMPTY_ROOT, root
 from audit.ledger.position_check import PositionCheck
+from audit.ledger.pruned_claim import Pruned, pruned_of
 from audit.ledger.ranges import extend
 from audit.ledger.roots import Roots, hold_all
 from audit.ledger.subject import Subject

@@ -18,7 +18,13 @@ from audit.ledger.file_check import FileCheck
 from audit.ledger.finding import Finding, Kind, LogReport, Source
 from audit.ledger.invocations import Opened, request_id_of
 from audit.ledger.leaves import Chunk, Leaves
-from audit.ledger.memory_check import check_memory, memory_has_root, of_invocations
+from audit.ledger.memory_check import (
+    check_memory,
+    memory_has_root,
+    of_invocations,
+    strange,
+    strange_at,
+)
 from audit.ledger.merkle import leaf_hash
 from audit.ledger.ranges import extend
 from audit.ledger.roots import by_roots
@@ -55,7 +61,8 @@ class FileReport:
     def report(self) -> LogReport:
         """After :meth:`FileCheck.run`."""
         subject = self._subject
-        unsealed = self._unsealed()
+        foreign: list[Finding] = []
+        unsealed = self._unsealed(foreign)
         memory_is_right = not self._check.is_right and self._memory_is_right()
         findings = [*self._check.malformed, *self._flaws()]
         findings += self._of_alignment(self._check.bundles, subject.source)
@@ -65,7 +72,7 @@ class FileReport:
         told = bool(findings) and (memory_is_right or self._explained(findings))
         if self._check.is_right or not told:
             findings += by_roots(subject, self._check.roots, subject.source, self._check.size)
-        findings += self._of_positions()
+        findings += [*foreign, *self._of_positions()]
         repeated, opened = self._of_invocations(memory_is_right)
         findings += repeated
         return LogReport(
@@ -104,13 +111,18 @@ class FileReport:
         memory, tenant = self._subject.memory, self._subject.tenant
         return bool(memory and tenant and memory_has_root(memory, tenant, self._subject.claims))
 
-    def _unsealed(self) -> int:
+    def _unsealed(self, found: list[Finding]) -> int:
+        """How many rows are not sealed; with findings for those that are none."""
+        log, tenant = self._subject.log, self._subject.tenant
         if self._check.memory is None or self._check.memory_rows is None:
             return 0
         for entries, _ in self._check.memory_rows.pages():
             for entry in entries:
+                found += strange(log, tenant, entry)
                 self._check.invocations.add_unsealed(entry.stored)
         for slot in self._check.memory.behind:
+            if slot.request_id is None:
+                found.append(strange_at(log, tenant, slot.position))
             if slot.kind == COMPLETED and slot.request_id:
                 self._check.invocations.close_one(slot.request_id)
         sealed = self._check.memory.alike + sum(

@@ -28,6 +28,9 @@ class StoredEntry(Protocol):
     @property
     def stored(self) -> bytes: ...
 
+    @property
+    def foreign(self) -> bool: ...
+
 
 class SealedMemory(Protocol):
     """What a verification wants of a memory; nothing in it writes."""
@@ -80,7 +83,9 @@ class MemoryRows:
     def take(self, count: int) -> list[Slot]:
         self._fill(count)
         taken = [
-            slot_of(self.count + at, entry.stored, hashed, entry.position)
+            Slot(self.count + at, hashed, entry.position)
+            if entry.foreign
+            else slot_of(self.count + at, entry.stored, hashed, entry.position)
             for at, (entry, hashed) in enumerate(self._next(count))
         ]
         self.skip(len(taken))

@@ -52,6 +52,12 @@ def glance(stored: bytes) -> Glance:
     return Glance(*told) if all(isinstance(part, str) for part in told) else Glance()
 
 
+def is_row(stored: bytes) -> bool:
+    """Whether these bytes look like a row of anything."""
+    quick = stored.startswith(_KIND) and stored[-_TAIL:-29] == b',"ts":"' and _REQUEST in stored
+    return quick or bool(glance(stored).kind)
+
+
 def request_id_of(stored: bytes) -> str | None:
     """The request_id of a row, read from its canonical bytes; ``None`` if there is none.
 

@@ -15,9 +15,8 @@ from audit.ledger.claims import Claim, Claimed, forks, rollbacks
 from audit.ledger.evidence import Evidence
 from audit.ledger.file_report import check_files
 from audit.ledger.finding import Finding, Kind, LogReport, Source
-from audit.ledger.held_rows import MemoryRows
 from audit.ledger.leaves import Chunk, reaches
-from audit.ledger.memory_check import check_memory
+from audit.ledger.memory_check import check_memory, unsealed
 from audit.ledger.sources import Sources, held, read_tenants
 from audit.ledger.subject import Subject
 from audit.ledger.tile_directory import TileDirectory
@@ -37,15 +36,16 @@ def check_log(
     """What a log's report is, and the claim that its rows were held against."""
     now = list(held(sources, log, tenant, source))
     if not further and _is_new(sources, now, log, tenant):
-        return LogReport(log=log, tenant=tenant, unsealed=_count(sources, tenant)), None
+        return unsealed(log, sources.memory, tenant), None
     claimed = [*now, *further]
     findings = [c.finding for c in claimed if c.finding is not None]
     claims = [c.claim for c in claimed if c.claim is not None]
     trusted = [claim for claim in claims if claim.trusted]
     newest = max(trusted or claims, key=lambda claim: claim.size, default=None)
     if newest is None:
-        found, count = _named(_without_any(findings), tenant), _count(sources, tenant)
-        return LogReport(log=log, tenant=tenant, unsealed=count, findings=found), None
+        found = _named(_without_any(findings), tenant)
+        report = unsealed(log, sources.memory, tenant)
+        return replace(report, findings=(*found, *report.findings)), None
     findings += rollbacks(log, [c.claim for c in now if c.claim], newest)
     forked = list(forks(log, trusted))
     findings += [finding for _, finding in forked]
@@ -130,12 +130,6 @@ def _without_any(findings: list[Finding]) -> list[Finding]:
         return findings
     text = "neither the memory nor the files have a checkpoint; was its first seal broken off?"
     return [replace(f, text=text) for f in findings if f.kind is Kind.MISSING]
-
-
-def _count(sources: Sources, tenant: str | None) -> int:
-    if sources.memory is None or tenant is None:
-        return 0
-    return sum(len(page) for page, _ in MemoryRows(sources.memory, tenant).pages())
 
 
 def _named(findings: Iterable[Finding], tenant: str | None) -> tuple[Finding, ...]:

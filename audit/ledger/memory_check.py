@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from audit.ledger.claims import Claim
 from audit.ledger.finding import Finding, Kind, LogReport, Source
-from audit.ledger.held_rows import MemoryRows, SealedMemory
-from audit.ledger.invocations import Invocations, Opened, request_id_of
+from audit.ledger.held_rows import MemoryRows, SealedMemory, StoredEntry
+from audit.ledger.invocations import Invocations, Opened, is_row, request_id_of
 from audit.ledger.merkle import EMPTY_ROOT, Frontier
 from audit.ledger.roots import Roots, by_roots, hold_all
 from audit.ledger.subject import Subject
@@ -29,6 +29,7 @@ def check_memory(subject: Subject, memory: SealedMemory, tenant: str) -> LogRepo
     for entries, hashes in rows.pages():
         for entry, hashed in zip(entries, hashes, strict=True):
             if frontier.size >= size:
+                malformed += strange(subject.log, tenant, entry)
                 invocations.add_unsealed(entry.stored)
                 continue
             if not invocations.add(frontier.size, entry.stored):
@@ -94,6 +95,30 @@ def of_invocations(
                 Kind.DUPLICATE, subject.source, index=index, position=position, request_id=key[1]
             )
         seen.add(key)
+
+
+def unsealed(log: str, memory: SealedMemory | None, tenant: str | None) -> LogReport:
+    """The rows of a memory where nothing is sealed, so that each may be any row."""
+    if memory is None or tenant is None:
+        return LogReport(log=log, tenant=tenant)
+    rows = MemoryRows(memory, tenant)
+    found = [f for page, _ in rows.pages() for one in page for f in strange(log, tenant, one)]
+    return LogReport(log=log, tenant=tenant, unsealed=rows.count, findings=tuple(found))
+
+
+def strange(log: str, tenant: str | None, entry: StoredEntry) -> list[Finding]:
+    """A finding if an entry that is not sealed is no row either."""
+    if not entry.foreign and is_row(entry.stored):
+        return []
+    return [strange_at(log, tenant, entry.position)]
+
+
+def strange_at(log: str, tenant: str | None, position: str | None) -> Finding:
+    text = "not sealed, and no row: somebody else has put it there"
+    return Finding(
+        kind=Kind.MALFORMED, source=Source.MEMORY, log=log, tenant=tenant,
+        position=position, text=text,
+    )  # fmt: skip
 
 
 def no_row(subject: Subject, source: Source, index: int, position: str | None) -> Finding:

@@ -103,6 +103,24 @@ class _Snapshot:
     in_file: bytes | None
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """What findings of a log hold for: until one of these has changed."""
+
+    in_memory: bytes | None
+    in_file: bytes | None
+    trimmed: str | None
+
+
+def state_of(sources: Sources, log: str, tenant: str | None) -> State:
+    """As of now. Whoever prunes has a row sealed first, so that a checkpoint tells of it."""
+    memory, ledger = sources.memory, sources.ledger
+    in_file = _content(ledger / log / "checkpoint") if ledger else None
+    if memory is None or tenant is None:
+        return State(None, in_file, None)
+    return State(memory.sealed(tenant), in_file, memory.trimmed(tenant))
+
+
 def held(sources: Sources, log: str, tenant: str | None, source: Source) -> Iterator[Claimed]:
     """The checkpoints that have to be up to date: the file's and the memory's."""
     trust, now = sources.trust, _snapshot(sources, log, tenant)

@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Final
 
 from audit.errors import CheckpointError
 from audit.ledger.claims import log_of
 from audit.ledger.evidence import Evidence, digest_of
 from audit.ledger.finding import META, Kind, LogReport, Report, Source
-from audit.ledger.held_rows import MemoryRows
 from audit.ledger.log_check import check_log
+from audit.ledger.memory_check import unsealed
 from audit.ledger.overdue import with_overdue
-from audit.ledger.sources import KnownLogs, Sources, cosigned, given
+from audit.ledger.sources import KnownLogs, Sources, cosigned, given, state_of
+
+#: How often a log is checked again at most, where something changed meanwhile.
+_AGAIN: Final = 2
 
 
 def verify(sources: Sources) -> Report:
@@ -76,6 +80,18 @@ class _Verification:
         return replace(report, tenant=None, findings=found) if found or report.sealed else None
 
     def _log(self, log: str, tenant: str | None) -> LogReport:
+        """Findings may come of a seal, a trim or a prune in between; then it is checked again."""
+        before = state_of(self._sources, log, tenant)
+        report = self._log_once(log, tenant)
+        for _ in range(_AGAIN):
+            now = state_of(self._sources, log, tenant)
+            if not report.findings or now == before:
+                break
+            self._evidence.sort()  # what was read of it is wanted once more
+            before, report = now, self._log_once(log, tenant)
+        return report
+
+    def _log_once(self, log: str, tenant: str | None) -> LogReport:
         further = given(self._sources, log)
         if self._sources.ledger is not None:
             meta = self._sources.ledger / META
@@ -90,5 +106,4 @@ class _Verification:
         memory = self._sources.memory
         for tenant in self._known.memory_tenants():
             if memory is not None and self._known.log_of_tenant(tenant) is None:
-                count = sum(len(page) for page, _ in MemoryRows(memory, tenant).pages())
-                yield LogReport(log="", tenant=tenant, unsealed=count)
+                yield unsealed("", memory, tenant)

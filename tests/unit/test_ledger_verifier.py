@@ -19,12 +19,13 @@ import pytest
 from audit.errors import CheckpointError
 from audit.ledger.checkpoint import Checkpoint, origin_of
 from audit.ledger.claims import Trust
-from audit.ledger.excused import Pruned, pruned_of
 from audit.ledger.finding import Kind, LogReport, Source, Verdict
 from audit.ledger.invocations import Invocations, glance, request_id_of
 from audit.ledger.keys import LedgerKeys
+from audit.ledger.log_check import check_log
 from audit.ledger.note import Note, Signature
 from audit.ledger.note_key import SignerKey
+from audit.ledger.pruned_claim import Pruned, pruned_of
 from audit.ledger.sealer import Sealer
 from audit.ledger.sources import Sources
 from audit.ledger.spill import Spill
@@ -368,6 +369,31 @@ def test_sealed_bytes_that_are_no_row_are_malformed(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("end", [0, 5, 300])
+def test_what_is_no_row_is_found_where_it_stands(ledger: PlainLedger, end: int) -> None:
+    """Among the sealed rows it was inserted; behind them, far or near, it will never be sealed."""
+    fill(ledger.memory, TENANT, rows_of(TENANT, end, Random(8)))
+    rows = ledger.memory.rows[TENANT]
+    row = rows[0].stored
+    rows += [PlainEntry("9001-0", row, foreign=True), PlainEntry("9002-0", b"x" * 70_000)]
+    for sides in ({}, {"files": False}):
+        found = [(f.kind, f.source, f.position) for f in check(ledger, **sides).findings]
+        assert found == [
+            (Kind.MALFORMED, Source.MEMORY, "9001-0"), (Kind.MALFORMED, Source.MEMORY, "9002-0"),
+        ]  # fmt: skip
+    del rows[-2:]
+    rows.insert(700, PlainEntry("700-1", b"row\0x\0y\0z", foreign=True))
+    (finding,) = check(ledger).findings
+    assert (finding.kind, finding.index, finding.position) == (Kind.INSERTED, 700, "700-1")
+
+
+def test_what_is_no_row_is_found_where_nothing_is_sealed(tmp_path: Path) -> None:
+    """A tenant without any log."""
+    memory = PlainMemory({TENANT: [PlainEntry("1-0", b"\0", foreign=True)]})
+    report = verify(Sources(trust=TRUST, memory=memory, ledger=tmp_path))
+    assert [(f.kind, f.position) for f in report.findings()] == [(Kind.MALFORMED, "1-0")]
+
+
 def test_rows_are_understood_however_their_json_is_spelled() -> None:
     """The quick look at canonical bytes, and the slow one at any others, say the same."""
     first, end = started(0)
@@ -552,6 +578,63 @@ def test_what_is_trimmed_while_it_is_read_is_no_finding(ledger: PlainLedger) -> 
     memory.entries = meanwhile  # type: ignore[method-assign]
     found = check(ledger)
     assert (found.findings, found.trimmed) == ((), 600)
+
+
+def once_at(memory: PlainMemory, position: str, act: Callable[[], None]) -> None:
+    """Do something when a reader has come to a position for the first time."""
+    entries, times = memory.entries, list[int]()
+
+    def meanwhile(tenant_id: str, after: str | None, limit: int) -> list[PlainEntry]:
+        if after == position:
+            times.append(1)
+            if len(times) == 1:
+                act()
+        return entries(tenant_id, after, min(limit, 100))
+
+    memory.entries = meanwhile  # type: ignore[method-assign]
+
+
+def test_what_is_pruned_while_it_is_read_is_no_finding(tmp_path: Path) -> None:
+    """The row that says so is sealed after the verifier has read the checkpoint."""
+    ledger = sealed(tmp_path / "a", rows_of(TENANT, 600, Random(3)))
+
+    def pruning() -> None:
+        fill(ledger.memory, TENANT, [pruned_row(512)])
+        ledger.round({TENANT: 601})
+        prune(ledger, 512)
+
+    once_at(ledger.memory, "100-0", pruning)
+    found = check(ledger)
+    assert (found.findings, found.sealed, found.pruned) == ((), 601, 512)
+
+
+@pytest.mark.parametrize(("still", "tries"), [(True, 1), (False, 3)])
+def test_a_finding_that_stays_is_told_at_last(
+    ledger: PlainLedger, still: bool, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once where nothing has changed; where a keeper goes on and on, after three looks."""
+    rows = ledger.memory.rows[TENANT]
+    rows[700] = PlainEntry(rows[700].position, change(ledger, 700)[700])
+    marks = iter(["1-0", "1-1", "1-2", "1-3", "1-4", "1-5", "1-6", "1-7"] * 9)
+    if not still:
+        monkeypatch.setattr(ledger.memory, "trimmed", lambda tenant: next(marks))
+    looks: list[str] = []
+    monkeypatch.setattr(
+        "audit.ledger.verifier.check_log",
+        lambda *given: looks.append(given[1]) or check_log(*given),
+    )
+    assert (Kind.EDITED, Source.MEMORY, 700, 1) in kinds(check(ledger))
+    assert looks.count(ledger.log(TENANT)) == tries
+
+
+def test_what_is_checked_again_is_held_against_all_older_checkpoints(ledger: PlainLedger) -> None:
+    """Those that the meta log has gathered; rows made anew fit up to the last that is right."""
+    shutil.rmtree(folder(ledger) / "tile")
+    write_tree(folder(ledger), change(ledger, 700), 0)
+    del ledger.memory.rows[TENANT][:]
+    marks = iter(["1-0", "1-1"])
+    ledger.memory.trimmed = lambda tenant: next(marks, None)  # type: ignore[method-assign]
+    assert (Kind.DIVERGENT, Source.LEDGER, 400, COUNT - 400) in kinds(check(ledger))
 
 
 def test_forged_positions_excuse_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from audit.errors import CheckpointError, NoteError
+from audit.errors import CheckpointError, LedgerError
 from audit.ledger.checkpoint import Checkpoint, open_checkpoint
 from audit.ledger.claims import Trust
 from audit.ledger.note import Note
@@ -37,7 +37,7 @@ def pruned_of(index: int, stored: bytes, log: str, trust: Trust) -> Pruned | Non
         payload = json.loads(stored)["payload"]
         signed = _signed(payload["note"].encode(), log, trust)
         told = payload["first_index"], payload["rows"], payload["root"]
-    except (ValueError, KeyError, TypeError, AttributeError, NoteError, CheckpointError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LedgerError):
         return None
     if told != (0, signed.size, signed.root.hex()) or not 0 < signed.size <= index:
         return None
