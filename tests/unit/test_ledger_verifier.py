@@ -387,6 +387,15 @@ def test_what_is_no_row_is_found_where_it_stands(ledger: PlainLedger, end: int) 
     assert (finding.kind, finding.index, finding.position) == (Kind.INSERTED, 700, "700-1")
 
 
+def test_what_is_no_row_is_found_behind_an_edited_last_row(ledger: PlainLedger) -> None:
+    """It was read already, to see where the rows go on."""
+    rows = ledger.memory.rows[TENANT]
+    rows[-1] = PlainEntry(rows[-1].position, change(ledger, COUNT - 1)[-1])
+    rows.append(PlainEntry("9001-0", b"row\0x", foreign=True))
+    found = [(f.kind, f.position) for f in check(ledger).findings]
+    assert found == [(Kind.EDITED, f"{COUNT}-0"), (Kind.MALFORMED, "9001-0")]
+
+
 def test_what_is_no_row_is_found_where_nothing_is_sealed(tmp_path: Path) -> None:
     """A tenant without any log."""
     memory = PlainMemory({TENANT: [PlainEntry("1-0", b"\0", foreign=True)]})
