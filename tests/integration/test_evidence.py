@@ -219,7 +219,5 @@ def test_what_the_keeper_trims_stays_provable(ledger: Ledger, memory: AuditMemor
     assert verified_alone(ledger, pack, ledger.vkey)[0] == 0
     strict = ledger.run("verify", "--json")
     found = [one for one in map(json.loads, strict.stdout.splitlines()) if one["type"] == "finding"]
-    assert [(f["kind"], f["source"], f["index"], f["count"]) for f in found] == [
-        ("deleted", "memory", 0, 600)
-    ]
-    assert strict.returncode == 1
+    assert found == []  # the memory itself says what was trimmed, whatever the setting
+    assert strict.returncode == 0

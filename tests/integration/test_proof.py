@@ -429,7 +429,11 @@ def test_what_is_delivered_again_is_proven(tmp_path: Any) -> None:
             late = stack.skills.busy_late.delay("restored").id
         wait_until(lambda: len(stack.rows(task_id=late, kind=STARTED)) == 1, 20)
         worker.kill()
-        options = {"visibility_timeout": 1}
+        options = {
+            "visibility_timeout": 1,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+        }
         again = stack.worker("prefork", 1, environ=environ, broker_transport_options=options)
         wait_until(lambda: len(stack.rows(task_id=late, kind=STARTED)) == 2, 40)
         again.kill()
