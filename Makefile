@@ -20,7 +20,7 @@ demo: $(STAMP) ## watch the audited host at work (KEEP=1 leaves it running)
 	@$(BIN)/python -m demo
 
 test: $(STAMP) ## run all tests (ARGS="-k name" is handed to pytest)
-	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(STAMP) ## check style, types, import rules and the Dockerfile
 	$(BIN)/ruff check .
