@@ -5,20 +5,29 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 from audit.ledger.checkpoint import Checkpoint, open_checkpoint, origin_of
+from audit.ledger.claims import Trust
+from audit.ledger.finding import Kind, Report, Source
 from audit.ledger.folder import META, LedgerFolder
+from audit.ledger.held_rows import SealedMemory
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.sealer import Sealer, SealRound
+from audit.ledger.sources import Sources
+from audit.ledger.verifier import verify
 from audit.memory.base import AuditMemory, Entry
 from audit.testing import InMemory
+from tests.ledger_writer import rows_of
 from tests.naive_merkle import NaiveTree
 from tests.support import TENANT
 
 PREFIX: Final = "host.example/logs"
 KEYS: Final = LedgerKeys.generate("host.example", random=lambda size: b"k" * size)
 OTHER: Final = "00000000-0000-4000-8000-000000000002"
+#: Whose rows are real ones (:func:`two_tenants`).
+NEIGHBOUR: Final = "550e8400-e29b-41d4-a716-446655440001"
 
 
 class Rows(InMemory):
@@ -104,3 +113,32 @@ def files(directory: Path) -> dict[str, bytes | int]:
             name = path.relative_to(directory).as_posix()
             found[name] = path.stat().st_ino if shared else path.read_bytes()
     return found
+
+
+# --- what is said of a ledger ---------------------------------------------------------------------
+
+
+def two_tenants(directory: Path) -> InMemory:
+    """A memory whose real rows, 4 and 6, then 4 more of the second, were sealed in two rounds."""
+    memory = InMemory()
+    emit(memory, NEIGHBOUR, 4, 1)
+    emit(memory, TENANT, 6, 2)
+    seal(memory, directory)
+    emit(memory, TENANT, 4, 3)
+    seal(memory, directory)
+    return memory
+
+
+def emit(memory: InMemory, tenant_id: str, count: int, seed: int) -> None:
+    for row in rows_of(tenant_id, count, Random(seed)):
+        memory.emit(row)
+
+
+def check(memory: SealedMemory | None, directory: Path | None, **more: Any) -> Report:
+    sources: dict[str, Any] = {"secret": KEYS.secret, "pause": lambda seconds: None, **more}
+    trust = Trust(KEYS.verifiers, PREFIX)
+    return verify(Sources(trust=trust, memory=memory, ledger=directory, **sources))
+
+
+def kinds(report: Report) -> list[tuple[Kind, Source, str]]:
+    return [(f.kind, f.source, f.log) for f in report.findings()]

@@ -33,11 +33,11 @@ class Kind(StrEnum):
     FORK = "fork"
     #: No known key has signed a checkpoint, or the signature of a known one does not hold.
     UNTRUSTED = "untrusted"
-    #: A checkpoint, a tile, an entry bundle is not there.
+    #: A checkpoint, a tile, an entry bundle, the meta log, or whose log it is, is not there.
     MISSING = "missing"
     #: A checkpoint, a tile, an entry bundle or a row does not keep its format.
     MALFORMED = "malformed"
-    #: A tile holds other hashes than the sealed rows have.
+    #: A file beside the rows says something else than they do: hashes, positions, whose log it is.
     ALTERED = "altered"
     #: The rows do not have the signed root, and nothing that is right tells which of them.
     DIVERGENT = "divergent"

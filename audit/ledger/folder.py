@@ -46,6 +46,16 @@ class LedgerFolder:
         """The log of that name, a pseudonym or :data:`META`."""
         return LogFolder(self.root / name)
 
+    def logs(self) -> list[str]:
+        """The names of the tenants' logs that have a folder here, sorted.
+
+        Raises:
+            LedgerError: it cannot be read.
+        """
+        with errors_of_folder(self.root):
+            found = [path.name for path in self.root.iterdir() if path.is_dir()]
+        return sorted(name for name in found if name != META)
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
         """Whether this is the one that seals; never waits.

@@ -120,11 +120,7 @@ class LogSealer:
         """
         if opened.note is None or self.is_signed(opened.note):
             return opened
-        checkpoint = Checkpoint(self._origin, opened.edge.size, opened.edge.frontier.root())
-        note = checkpoint.sign(*self._keys.signers_of(self._origin)).to_bytes()
-        self._swap(opened.note, note)
-        self.log.put_checkpoint(note)
-        return Open(note, opened.edge)
+        return self._commit(opened, opened.edge)
 
     def tidy(self, opened: Open) -> None:
         """Remove what a crash may have left, once, before anything is sealed.
@@ -134,6 +130,15 @@ class LogSealer:
         """
         self.log.drop_unnamed()
         self.log.tidy(list(new_tiles(max(0, opened.edge.size - MOST), opened.edge.size)))
+
+    def begin(self) -> Open:
+        """Sign the empty tree of a log that has no checkpoint, so that it has one before any entry.
+
+        A crash between swap and file is put right by :meth:`open`.
+
+        Raises: as :meth:`append`.
+        """
+        return self._commit(Open(), Edge())
 
     def append(self, opened: Open, entries: Sequence[bytes], positions: Sequence[str] = ()) -> Open:
         """Seal entries, at most :data:`MOST`.
@@ -150,14 +155,10 @@ class LogSealer:
                 out.
         """
         growth = opened.edge.extend(entries, positions)
-        frontier = growth.edge.frontier
-        checkpoint = Checkpoint(self._origin, frontier.size, frontier.root())
-        note = checkpoint.sign(*self._keys.signers_of(self._origin)).to_bytes()
         self._write(opened, growth)
-        self._swap(opened.note, note)
-        self.log.put_checkpoint(note)
+        grown = self._commit(opened, growth.edge)
         self.log.tidy([tile for tile, _ in growth.tiles])
-        return Open(note, growth.edge)
+        return grown
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -189,6 +190,14 @@ class LogSealer:
                     raise
             # Of a crash whose rows the memory has lost since, before anything covered them.
             self.log.grow(growth.tiles, growth.positions, replace=True)
+
+    def _commit(self, opened: Open, edge: Edge) -> Open:
+        """Sign the tree up to that edge; from the swap on it is the log's."""
+        checkpoint = Checkpoint(self._origin, edge.size, edge.frontier.root())
+        note = checkpoint.sign(*self._keys.signers_of(self._origin)).to_bytes()
+        self._swap(opened.note, note)
+        self.log.put_checkpoint(note)
+        return Open(note, edge)
 
     def _swap(self, old: bytes | None, new: bytes) -> None:
         if self._memory.swap_sealed(self._role, old, new):

@@ -4,6 +4,10 @@ Whoever has seen one checkpoint of it can be shown that no tenant's log was cut 
 this is the one log that witnesses watch. Each round adds the newest checkpoint of every log that
 has grown.
 
+It is there before any of them: its first checkpoint is that of the empty tree, in memory and folder
+before the first row is sealed. So where a tenant's log has a checkpoint and there is no meta log,
+somebody took it away, wherever a crash struck; that is damage, and no other is begun in its place.
+
 What is guaranteed: a checkpoint stands in it once, wherever a crash strikes. Which ones do is found
 in the log itself; the file ``gathered`` beside each log only says from where on to look.
 """
@@ -16,21 +20,41 @@ from itertools import chain
 from audit.errors import LedgerDamagedError, TileError
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.log_sealer import MOST, LogSealer
+from audit.memory.base import AuditMemory
 
 
 class MetaSealer:
     """Seals the meta log.
 
     Args:
+        memory: where the newest checkpoints are.
         folder: of the ledger.
         meta: its meta log.
     """
 
-    def __init__(self, folder: LedgerFolder, meta: LogSealer) -> None:
+    def __init__(self, memory: AuditMemory, folder: LedgerFolder, meta: LogSealer) -> None:
+        self._memory = memory
         self._folder = folder
         self._meta = meta
         self._gathered: dict[str, bytes] = {}
+        self._begun = False
         self._tidied = False
+
+    def begin(self, tenants: Iterable[str]) -> None:
+        """See to it that there is a meta log; before anything of a tenant's is sealed.
+
+        Args:
+            tenants: whose rows the memory has.
+
+        Raises: as :meth:`gather`.
+        """
+        if self._begun:
+            return
+        if self._meta.open().note is None:
+            if self._has_traces(tenants):
+                raise self._gone()
+            self._meta.begin()
+        self._begun = True
 
     def carry_over(self) -> None:
         """Have all signers sign the newest checkpoint, where one has not.
@@ -56,6 +80,8 @@ class MetaSealer:
             return
         opened = self._meta.open()
         if opened.note is None:
+            raise self._gone()
+        if not opened.edge.size:
             self._check_beginning(newest)
         if not self._tidied:
             self._meta.tidy(opened)
@@ -73,17 +99,34 @@ class MetaSealer:
         self._gathered |= unknown
 
     def _check_beginning(self, logs: Iterable[str]) -> None:
-        """Without a checkpoint it has no more than the leftovers of a crash in its first round.
+        """While it is empty, it has no more than the leftovers of a crash in its first round.
 
         Those hold each log once. What holds one twice, or has a log that knows where it was
-        gathered, is of a meta log that had a checkpoint.
+        gathered, is of a meta log that had entries.
         """
         gathered = any(self._folder.log(log).gathered() is not None for log in logs)
         if gathered or self._has_one_twice():
-            raise LedgerDamagedError(
-                f"the meta log {self._meta.log.root} has no checkpoint, but has gathered some;"
-                " nothing is gathered until that is put right, run `audit verify`"
-            )
+            raise self._damaged("is empty, but has gathered checkpoints")
+
+    def _has_traces(self, tenants: Iterable[str]) -> bool:
+        """Whether something was sealed already, so that there was a meta log."""
+        meta, folder = self._meta.log, self._folder
+        if meta.cosigned() is not None or meta.held():
+            return True
+        logs = map(folder.log, folder.logs())
+        if any(log.checkpoint() is not None or log.gathered() is not None for log in logs):
+            return True
+        known = {*tenants, *folder.tenants().values()}
+        return any(self._memory.sealed(tenant_id) is not None for tenant_id in sorted(known))
+
+    def _gone(self) -> LedgerDamagedError:
+        return self._damaged("has no checkpoint, but was there before any log was sealed")
+
+    def _damaged(self, fault: str) -> LedgerDamagedError:
+        return LedgerDamagedError(
+            f"the meta log {self._meta.log.root} {fault}; nothing is gathered until that is put"
+            " right, run `audit verify`"
+        )
 
     def _has_one_twice(self) -> bool:
         for bundle in (tile for tile in self._meta.log.held() if tile.level is None):

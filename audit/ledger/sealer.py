@@ -12,7 +12,7 @@ The verifier never imports anything of this.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -128,7 +128,8 @@ class Sealer:
         logs = self._register(self._memory.tenants(), keys)
         faults: dict[str, LedgerError] = {}
         done: dict[str, Place] = {}
-        for log in self._in_turn(list(logs)):
+        ready = not logs or self._has_meta(logs.values(), keys, faults)
+        for log in self._in_turn(list(logs)) if ready else ():
             self._served = log  # before it is: whatever it raises, the next round goes on behind it
             try:
                 done[log] = place = self._seal_tenant(log, logs[log], keys, go_on)
@@ -196,17 +197,32 @@ class Sealer:
     ) -> None:
         newest = {log: place.note for log, place in done.items() if place.note is not None}
         fresh = {log for log, place in done.items() if place.rows}
-        if self._meta is None:
-            origin = f"{self._origin}/{META}"
-            sealer = self._log_sealer(META, META, origin, keys, positions=False)
-            self._meta = MetaSealer(self._folder, sealer)
+        meta = self._meta_sealer(keys)
         try:
-            self._meta.gather(newest, fresh)
+            meta.gather(newest, fresh)
             if not self._meta_carried_over:  # gathering did it, unless there was nothing to gather
-                self._meta.carry_over()
+                meta.carry_over()
                 self._meta_carried_over = True
         except LedgerError as error:
             faults[META] = error
+
+    def _has_meta(
+        self, tenants: Iterable[str], keys: LedgerKeys, faults: dict[str, LedgerError]
+    ) -> bool:
+        """Whether rows may be sealed: not before the meta log is there, or was and is damaged."""
+        try:
+            self._meta_sealer(keys).begin(tenants)
+        except LedgerError as error:
+            faults[META] = error
+            return isinstance(error, LedgerDamagedError)
+        return True
+
+    def _meta_sealer(self, keys: LedgerKeys) -> MetaSealer:
+        if self._meta is None:
+            origin = f"{self._origin}/{META}"
+            sealer = self._log_sealer(META, META, origin, keys, positions=False)
+            self._meta = MetaSealer(self._memory, self._folder, sealer)
+        return self._meta
 
     def _log_sealer(
         self, log: str, role: str, origin: str, keys: LedgerKeys, *, positions: bool

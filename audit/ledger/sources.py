@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -57,7 +58,9 @@ class KnownLogs:
     def logs(self, gathered: Iterable[str]) -> dict[str, str | None]:
         """Every log that anything knows of, with its tenant where that is known."""
         logs: dict[str, str | None] = dict.fromkeys([*self._folders(), *gathered])
-        logs.update(self._tenants)
+        # After the folders: a sealer writes the line of a tenant down before anything of its log.
+        self._tenants = read_tenants(self._sources.ledger)
+        logs |= {log: None if self._is_foreign(log) else of for log, of in self._tenants.items()}
         wanted = self._sources.tenant
         for tenant in [*self.memory_tenants(), *([wanted] if wanted else [])]:
             if (log := self.log_of_tenant(tenant)) is not None:
@@ -67,6 +70,27 @@ class KnownLogs:
                 logs.setdefault(named, None)
         logs.pop(META, None)
         return logs if wanted is None else {k: v for k, v in logs.items() if v == wanted}
+
+    def strays(self, log: str, tenant: str | None) -> Iterator[Finding]:
+        """What is wrong with whose log it is, where the secret or a memory tells."""
+        found = partial(Finding, source=Source.LEDGER, log=log, tenant=tenant)
+        if self._is_foreign(log):
+            text = "the file tenants names a tenant whose log this is not"
+            yield found(kind=Kind.ALTERED, text=text)
+        elif tenant is None and self._sources.ledger and self._sources.memory:
+            text = "nothing says whose log this is, neither the memory nor the file tenants"
+            yield found(kind=Kind.MISSING, text=text)
+
+    def _is_foreign(self, log: str) -> bool:
+        """Whether its line in the file ``tenants`` is not right, as the secret tells."""
+        tenant = self._tenants.get(log)
+        return tenant is not None and self._pseudonym(tenant) not in (None, log)
+
+    def _pseudonym(self, tenant: str) -> str | None:
+        prefix, secret = self._sources.trust.prefix, self._sources.secret
+        if secret is None or not prefix:
+            return None
+        return origin_of(prefix, tenant, secret).rpartition("/")[2]
 
     def _folders(self) -> Iterator[str]:
         ledger = self._sources.ledger
@@ -80,15 +104,14 @@ class KnownLogs:
         return [tenant for tenant in found if wanted in (None, tenant)]
 
     def log_of_tenant(self, tenant: str) -> str | None:
+        memory, ledger = self._sources.memory, self._sources.ledger
+        raw = memory.sealed(tenant) if memory else None
+        if (own := self._pseudonym(tenant)) is not None:
+            kept = own in self._tenants or (ledger is not None and (ledger / own).is_dir())
+            return own if kept or raw is not None else None
         for log, other in self._tenants.items():
             if other == tenant:
                 return log
-        sources = self._sources
-        if sources.secret is not None and sources.trust.prefix:
-            log = origin_of(sources.trust.prefix, tenant, sources.secret).rpartition("/")[2]
-            if sources.ledger is not None and (sources.ledger / log).is_dir():
-                return log
-        raw = sources.memory.sealed(tenant) if sources.memory else None
         return None if raw is None else log_of(raw)
 
 
@@ -169,6 +192,19 @@ def cosigned(sources: Sources) -> list[Claimed]:
     if raw is None:
         return []
     return [read_claim(raw, META, Source.META, "the cosigned checkpoint", sources.trust)]
+
+
+def meta_is_known(sources: Sources) -> bool:
+    """Whether there is anything of a meta log that can be held against files."""
+    memory, ledger = sources.memory, sources.ledger
+    if ledger is None:
+        return False
+    folder, names = ledger / META, ("checkpoint", "checkpoint.cosigned", "tile")
+    return (
+        any((folder / name).exists() for name in names)
+        or (memory is not None and memory.sealed(META) is not None)
+        or any(log_of(raw) == META for raw in sources.given)
+    )
 
 
 def _alike(now: _Snapshot) -> bool:

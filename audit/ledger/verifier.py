@@ -2,13 +2,15 @@
 
 Every row is hashed again and every hash of every tile is built again; a checkpoint counts for what
 a known key has signed. The meta log comes first: what it says of the other logs is held against
-them. What is guaranteed: nothing is written or repaired, nothing of what seals is used (a test
-holds that), memory stays flat, and where nothing was checked, the report is no pass.
+them. A sealer begins it before all else, so where anything is sealed and there is none, that is a
+finding. What is guaranteed: nothing is written or repaired, nothing of what seals is used (a test
+holds that), memory stays flat, where nothing was checked, the report is no pass, and a given
+checkpoint that nothing could be held against is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Final
@@ -16,11 +18,11 @@ from typing import Final
 from audit.errors import CheckpointError
 from audit.ledger.claims import log_of
 from audit.ledger.evidence import Evidence, digest_of
-from audit.ledger.finding import META, Kind, LogReport, Report, Source
+from audit.ledger.finding import META, Finding, Kind, LogReport, Report, Source
 from audit.ledger.log_check import check_log
 from audit.ledger.memory_check import unsealed
 from audit.ledger.overdue import with_overdue
-from audit.ledger.sources import KnownLogs, Sources, cosigned, given, state_of
+from audit.ledger.sources import KnownLogs, Sources, cosigned, given, meta_is_known, state_of
 
 #: How often a log is checked again at most, where something changed meanwhile.
 _AGAIN: Final = 2
@@ -44,6 +46,7 @@ class _Verification:
         self._known = KnownLogs(sources)
         self._evidence = Evidence()
         self._meta_size = 0
+        self._has_meta = False
 
     def close(self) -> None:
         self._evidence.close()
@@ -51,20 +54,23 @@ class _Verification:
     def reports(self) -> Iterator[LogReport]:
         """The meta log's first, then each log's."""
         meta = self._meta()
-        if meta is not None:
-            yield meta
         self._evidence.sort()
         logs = self._known.logs(self._evidence.newest)
-        if not {log_of(raw) for raw in self._sources.given} <= {META, *logs}:
-            raise CheckpointError("a given checkpoint is none, or of a log that is not checked")
-        for log, tenant in sorted(logs.items(), key=lambda item: digest_of(item[0])):
-            yield self._log(log, tenant)
+        self._refuse_what_is_not_checked(logs)
+        found = [
+            self._log(log, tenant)
+            for log, tenant in sorted(logs.items(), key=lambda item: digest_of(item[0]))
+        ]
+        self._refuse_what_was_not_held(found)
+        if self._sources.ledger is not None and not self._has_meta:
+            meta = self._meta_of(found)
+        yield from [meta] if meta is not None else []
+        yield from found
         yield from self._unsealed_tenants()
 
     def _meta(self) -> LogReport | None:
-        ledger, memory = self._sources.ledger, self._sources.memory
-        known = memory is not None and memory.sealed(META) is not None
-        if ledger is None or not (known or (ledger / META).is_dir()):
+        self._has_meta = meta_is_known(self._sources)
+        if not self._has_meta:
             return None
         further = [*given(self._sources, META), *cosigned(self._sources)]
         report, claim = check_log(
@@ -79,6 +85,35 @@ class _Verification:
         found = tuple(replace(finding, tenant=None) for finding in report.findings)
         return replace(report, tenant=None, findings=found) if found or report.sealed else None
 
+    def _meta_of(self, found: list[LogReport]) -> LogReport | None:
+        """Of what there was none before the logs were read.
+
+        One that was sealed meanwhile has its meta log by now, for a sealer begins with that.
+        """
+        if not any(log.sealed for log in found):
+            return None
+        self._evidence.close()
+        self._evidence = Evidence()
+        meta = self._meta()
+        if self._has_meta:
+            return meta
+        text = "logs are sealed, but there is no meta log, in which their checkpoints have to be"
+        gone = Finding(kind=Kind.MISSING, source=Source.META, log=META, text=text)
+        return LogReport(log=META, tenant=None, findings=(gone,))
+
+    def _refuse_what_is_not_checked(self, logs: Collection[str]) -> None:
+        named = {log_of(raw) for raw in self._sources.given}
+        if META in named and self._sources.ledger is None:
+            raise CheckpointError("a given checkpoint is of the meta log, which is in files alone")
+        if not named <= {META, *logs}:
+            raise CheckpointError("a given checkpoint is none, or of a log that is not checked")
+
+    def _refuse_what_was_not_held(self, found: list[LogReport]) -> None:
+        """Without files: a log of which the memory knows no tenant, or that was trimmed."""
+        named = {log_of(raw) for raw in self._sources.given}
+        if any(log.log in named and not (log.checked or log.findings) for log in found):
+            raise CheckpointError("a given checkpoint is of a log of which no rows were checked")
+
     def _log(self, log: str, tenant: str | None) -> LogReport:
         """Findings may come of a seal, a trim or a prune in between; then it is checked again."""
         before = state_of(self._sources, log, tenant)
@@ -89,7 +124,7 @@ class _Verification:
                 break
             self._evidence.sort()  # what was read of it is wanted once more
             before, report = now, self._log_once(log, tenant)
-        return report
+        return replace(report, findings=(*self._known.strays(log, tenant), *report.findings))
 
     def _log_once(self, log: str, tenant: str | None) -> LogReport:
         further = given(self._sources, log)

@@ -108,7 +108,7 @@ class Witnessing:
         return bool(self._witnesses) and self._background.poke()
 
     def round(self) -> WitnessRound | None:
-        """Ask those who have not cosigned the newest checkpoint; ``None``: there is none yet.
+        """Ask those who have not cosigned the newest checkpoint; ``None``: it covers nothing yet.
 
         Raises:
             LedgerDamagedError: witnesses have seen a larger tree than there is.
@@ -123,6 +123,8 @@ class Witnessing:
                 f"the meta log was rolled back: it has {opened.checkpoint.size} leaves, and"
                 f" witnesses have seen {kept.checkpoint.size}; run `audit verify`"
             )
+        if not opened.checkpoint.size:
+            return None  # begun, and without entries: there is nothing to speak for
         lines, faults = self._ask(opened, kept)
         if lines:
             self._keep(opened, lines)

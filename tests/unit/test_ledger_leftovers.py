@@ -75,15 +75,26 @@ def test_a_meta_log_whose_checkpoint_was_taken_away_is_damaged(tmp_path: Path) -
     assert memory.sealed(META) is None
 
 
-def test_a_meta_log_that_has_a_log_twice_had_a_checkpoint(tmp_path: Path) -> None:
+def begun_of(directory: Path) -> bytes:
+    """The first checkpoint of a meta log, of no entries."""
+    fresh = Rows(**{OTHER: 1})
+    fresh.entries = lambda *args: []  # type: ignore[method-assign]
+    seal(fresh, directory / "fresh")
+    note = fresh.sealed(META)
+    shutil.rmtree(directory / "fresh")
+    assert note is not None
+    return note
+
+
+def test_a_meta_log_that_has_a_log_twice_had_entries(tmp_path: Path) -> None:
     """So its tiles are no leftovers of a first round, although no hint is left, and they stay."""
     memory = Rows()
     for count in (1, 2):
         memory.counts[TENANT] = count
         seal(memory, tmp_path)
-    (tmp_path / META / "checkpoint").unlink()
     (tmp_path / log_of(TENANT) / "gathered").unlink()
-    del memory._sealed[META]
+    memory._sealed[META] = begun = begun_of(tmp_path)
+    (tmp_path / META / "checkpoint").write_bytes(begun)
     before = files(tmp_path / META)
     assert list(seal(memory, tmp_path).faults) == [META]
     assert files(tmp_path / META) == before

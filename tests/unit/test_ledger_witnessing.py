@@ -86,6 +86,21 @@ def fakes() -> Iterator[list[FakeWitness]]:
         ]
 
 
+def test_a_meta_log_without_entries_is_shown_to_nobody(
+    ledger: Ledger, fakes: list[FakeWitness]
+) -> None:
+    """It was begun and speaks for nothing yet; cut back to that, it was rolled back."""
+    ledger.put(0)
+    asked = ledger.witnessing(*fakes)
+    assert asked.round() is None
+    assert not any(fake.asked for fake in fakes)
+    ledger.grow(3)
+    assert asked.round() is not None
+    ledger.put(0)
+    with pytest.raises(LedgerDamagedError, match="rolled back"):
+        asked.round()
+
+
 def test_nothing_is_asked_before_there_is_a_meta_log(
     ledger: Ledger, fakes: list[FakeWitness]
 ) -> None:
