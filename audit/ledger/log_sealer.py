@@ -1,6 +1,7 @@
 """Sealing one log: its entries become leaves, its tiles files, and a checkpoint covers them.
 
-The commit point is one swap in the memory. Tiles are durable before it, and until it nobody reads
+The commit point is one swap in the memory: the checkpoint, and with it the position of the last row
+that it covers, where its entries have some. Tiles are durable before it, and until it nobody reads
 them; the file ``checkpoint`` comes after it. So wherever a crash strikes, the next one who seals
 finds an old tree with some files beside it that it writes again, or a new tree that lacks no more
 than that file.
@@ -122,7 +123,7 @@ class LogSealer:
             return opened
         checkpoint = Checkpoint(self._origin, opened.edge.size, opened.edge.frontier.root())
         note = checkpoint.sign(*self._keys.signers_of(self._origin)).to_bytes()
-        self._swap(opened.note, note)
+        self._swap(opened.note, note, None)
         self.log.put_checkpoint(note)
         return Open(note, opened.edge)
 
@@ -154,10 +155,20 @@ class LogSealer:
         checkpoint = Checkpoint(self._origin, frontier.size, frontier.root())
         note = checkpoint.sign(*self._keys.signers_of(self._origin)).to_bytes()
         self._write(opened, growth)
-        self._swap(opened.note, note)
+        self._swap(opened.note, note, positions[-1] if positions else None)
         self.log.put_checkpoint(note)
         self.log.tidy([tile for tile, _ in growth.tiles])
         return Open(note, growth.edge)
+
+    def insist_on(self, opened: Open) -> None:
+        """See to it that nobody has sealed more since the log was opened.
+
+        Raises:
+            LedgerRaceError: somebody has.
+            AuditMemoryError: the memory did not answer.
+        """
+        if self._memory.sealed(self._role) != opened.note:
+            raise self._race()
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -190,8 +201,8 @@ class LogSealer:
             # Of a crash whose rows the memory has lost since, before anything covered them.
             self.log.grow(growth.tiles, growth.positions, replace=True)
 
-    def _swap(self, old: bytes | None, new: bytes) -> None:
-        if self._memory.swap_sealed(self._role, old, new):
+    def _swap(self, old: bytes | None, new: bytes, position: str | None) -> None:
+        if self._memory.swap_sealed(self._role, old, new, position):
             return
         if self._memory.sealed(self._role) != new:  # else a swap of ours whose reply was lost
             raise self._race()
