@@ -270,20 +270,30 @@ def test_verify_finds_a_position_of_the_memory_that_is_gone_or_another(tmp_path:
 
 
 def test_a_keeper_that_seals_between_two_looks_is_no_finding(tmp_path: Path) -> None:
-    """However often a position is of a newer checkpoint than the one that was read before it."""
-    memory = InMemory()
+    """However often a position is of a newer checkpoint than the one that was read before it, and
+    whose file is not written yet."""
+    memory, path = InMemory(), tmp_path / OF_LOG / "checkpoint"
     memory.emit(refused(make_identity()))
-    sealer, position, times = make(memory, tmp_path), memory.sealed_position, iter(range(12))
+    sealer, times, written = make(memory, tmp_path), iter(range(12)), list[bytes]()
     sealer.round()
+    sealed, position = memory.sealed, memory.sealed_position
 
-    def late(tenant_id: str) -> str | None:
-        if next(times, None) is not None:
+    def write_file(tenant_id: str) -> bytes | None:
+        if written:
+            path.write_bytes(written.pop())
+        return sealed(tenant_id)
+
+    def seal_first(tenant_id: str) -> str | None:
+        if tenant_id == TENANT and next(times, None) is not None:
             memory.sealed_position = position  # type: ignore[method-assign]
+            before = path.read_bytes()
             memory.emit(refused(make_identity()))
             sealer.round()
-            memory.sealed_position = late  # type: ignore[method-assign]
+            written.append(path.read_bytes())
+            path.write_bytes(before)
+            memory.sealed_position = seal_first  # type: ignore[method-assign]
         return position(tenant_id)
 
-    memory.sealed_position = late  # type: ignore[method-assign]
+    memory.sealed, memory.sealed_position = write_file, seal_first  # type: ignore[method-assign]
     assert found(memory, tmp_path) == []
     assert next(times, None) is None
