@@ -98,6 +98,7 @@ class InMemory(AuditMemory):
         self._count = 0
         self._last: dict[str, str] = {}
         self._sealed: dict[str, bytes] = {}
+        self._sealed_positions: dict[str, str] = {}
         self._trimmed: dict[str, str] = {}
         self._requests: dict[tuple[str, str], _Requests] = {}
         self._leases: dict[str, float] = {}
@@ -177,16 +178,26 @@ class InMemory(AuditMemory):
 
     def sealed(self, tenant_id: str) -> bytes | None:
         self._answer()
-        return self._sealed.get(tenant_id)
+        with self._one_step:
+            return self._sealed.get(tenant_id)
 
-    def swap_sealed(self, tenant_id: str, old: bytes | None, new: bytes) -> bool:
+    def sealed_position(self, tenant_id: str) -> str | None:
         self._answer()
-        if not new:
-            raise ValueError("an empty checkpoint cannot be told from none")
+        with self._one_step:
+            return self._sealed_positions.get(tenant_id)
+
+    def swap_sealed(
+        self, tenant_id: str, old: bytes | None, new: bytes, position: str | None = None
+    ) -> bool:
+        self._answer()
+        if not new or position == "":
+            raise ValueError("an empty checkpoint or position cannot be told from none")
         with self._one_step:
             if self._sealed.get(tenant_id) != old:
                 return False
             self._sealed[tenant_id] = new
+            if position is not None:
+                self._sealed_positions[tenant_id] = position
             return True
 
     def trim(self, tenant_id: str, before: str) -> int:

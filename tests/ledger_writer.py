@@ -42,10 +42,14 @@ class PlainEntry:
 
 @dataclass
 class PlainMemory:
-    """Rows and newest checkpoints of tenants, in lists; whoever tampers edits them."""
+    """Rows and newest checkpoints of tenants, in lists; whoever tampers edits them.
+
+    ``places`` has the position of each sealed row, for whichever checkpoint is the newest.
+    """
 
     rows: dict[str, list[PlainEntry]] = field(default_factory=dict)
     newest: dict[str, bytes] = field(default_factory=dict)
+    places: dict[str, list[str]] = field(default_factory=dict)
     marks: dict[str, str] = field(default_factory=dict)
     workers: set[str] = field(default_factory=set)
 
@@ -59,6 +63,11 @@ class PlainMemory:
 
     def sealed(self, tenant_id: str) -> bytes | None:
         return self.newest.get(tenant_id)
+
+    def sealed_position(self, tenant_id: str) -> str | None:
+        note, places = self.newest.get(tenant_id), self.places.get(tenant_id, [])
+        size = int(note.splitlines()[1]) if note else 0
+        return places[size - 1] if 0 < size <= len(places) else None
 
     def trimmed(self, tenant_id: str) -> str | None:
         return self.marks.get(tenant_id)
@@ -107,6 +116,7 @@ class PlainLedger:
         write_tree(self.root / self.log(tenant), rows, len(old))
         if tenant != META:
             self._positions(tenant, len(old), len(rows))
+            self.memory.places[tenant] = [r.position for r in self.memory.rows[tenant][: len(rows)]]
         note = self.note(tenant)
         self.memory.newest[tenant] = note
         (self.root / self.log(tenant) / "checkpoint").write_bytes(note)

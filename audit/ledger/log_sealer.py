@@ -1,6 +1,7 @@
 """Sealing one log: its entries become leaves, its tiles files, and a checkpoint covers them.
 
-The commit point is one swap in the memory. Tiles are durable before it, and until it nobody reads
+The commit point is one swap in the memory: the checkpoint, and with it the position of the last row
+that it covers, where its entries have some. Tiles are durable before it, and until it nobody reads
 them; the file ``checkpoint`` comes after it. So wherever a crash strikes, the next one who seals
 finds an old tree with some files beside it that it writes again, or a new tree that lacks no more
 than that file.
@@ -120,7 +121,7 @@ class LogSealer:
         """
         if opened.note is None or self.is_signed(opened.note):
             return opened
-        return self._commit(opened, opened.edge)
+        return self._commit(opened, opened.edge, None)
 
     def tidy(self, opened: Open) -> None:
         """Remove what a crash may have left, once, before anything is sealed.
@@ -138,7 +139,7 @@ class LogSealer:
 
         Raises: as :meth:`append`.
         """
-        return self._commit(Open(), Edge())
+        return self._commit(Open(), Edge(), None)
 
     def append(self, opened: Open, entries: Sequence[bytes], positions: Sequence[str] = ()) -> Open:
         """Seal entries, at most :data:`MOST`.
@@ -156,9 +157,19 @@ class LogSealer:
         """
         growth = opened.edge.extend(entries, positions)
         self._write(opened, growth)
-        grown = self._commit(opened, growth.edge)
+        grown = self._commit(opened, growth.edge, positions[-1] if positions else None)
         self.log.tidy([tile for tile, _ in growth.tiles])
         return grown
+
+    def insist_on(self, opened: Open) -> None:
+        """See to it that nobody has sealed more since the log was opened.
+
+        Raises:
+            LedgerRaceError: somebody has.
+            AuditMemoryError: the memory did not answer.
+        """
+        if self._memory.sealed(self._role) != opened.note:
+            raise self._race()
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -191,16 +202,16 @@ class LogSealer:
             # Of a crash whose rows the memory has lost since, before anything covered them.
             self.log.grow(growth.tiles, growth.positions, replace=True)
 
-    def _commit(self, opened: Open, edge: Edge) -> Open:
+    def _commit(self, opened: Open, edge: Edge, position: str | None) -> Open:
         """Sign the tree up to that edge; from the swap on it is the log's."""
         checkpoint = Checkpoint(self._origin, edge.size, edge.frontier.root())
         note = checkpoint.sign(*self._keys.signers_of(self._origin)).to_bytes()
-        self._swap(opened.note, note)
+        self._swap(opened.note, note, position)
         self.log.put_checkpoint(note)
         return Open(note, edge)
 
-    def _swap(self, old: bytes | None, new: bytes) -> None:
-        if self._memory.swap_sealed(self._role, old, new):
+    def _swap(self, old: bytes | None, new: bytes, position: str | None) -> None:
+        if self._memory.swap_sealed(self._role, old, new, position):
             return
         if self._memory.sealed(self._role) != new:  # else a swap of ours whose reply was lost
             raise self._race()

@@ -1,18 +1,35 @@
 """Whether the files of positions are what the sealer has left: beside the bundles, one line a row.
 
-Nothing proves them, yet the sealer goes on by them, and trimmed rows are found by them. What is
-guaranteed: each file is there and in order, and where the memory still has a row, it has it there.
+Nothing proves them, yet trimmed rows are found by them. What is guaranteed: each file is there and
+in order, where the memory still has a row, it has it there, and the last line is the position that
+the memory has beside its checkpoint, which the sealer goes on by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from audit.ledger.finding import Finding, Kind
+from audit.ledger.finding import Finding, Kind, Source
 from audit.ledger.held_rows import Positions
 from audit.ledger.ranges import extend
 from audit.ledger.subject import Subject
 from audit.memory.base import order_of
+
+
+def last_apart(
+    log: str, tenant: str, source: Source, positions: Positions, size: int, position: str | None
+) -> Finding | None:
+    """What is wrong with the position that the memory has beside its checkpoint, of that size."""
+    line = positions.of_row(size - 1)
+    if position == line or (position and line is None):
+        return None  # of a file that is not as it should be, the check of all of them tells
+    where, text = source, "the file beside the last bundle has another position for the last row"
+    if position is None:
+        where, text = Source.MEMORY, "the memory has lost the position of the last sealed row"
+    return Finding(
+        kind=Kind.ALTERED, source=where, log=log, tenant=tenant, index=size - 1,
+        position=position or line, text=text + ", which the sealer goes on by",
+    )  # fmt: skip
 
 
 class PositionCheck:

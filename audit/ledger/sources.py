@@ -16,7 +16,8 @@ from typing import Final
 from audit.ledger.checkpoint import origin_of
 from audit.ledger.claims import Claimed, Trust, log_of, read_claim
 from audit.ledger.finding import META, Finding, Kind, Source
-from audit.ledger.held_rows import SealedMemory
+from audit.ledger.held_rows import Positions, SealedMemory
+from audit.ledger.position_check import last_apart
 from audit.ledger.subject import Limits
 
 _TRIES: Final = 20
@@ -124,6 +125,7 @@ class _Snapshot:
 
     in_memory: bytes | None
     in_file: bytes | None
+    position: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +156,25 @@ def held(sources: Sources, log: str, tenant: str | None, source: Source) -> Iter
         yield Claimed(None, Finding(kind=Kind.MISSING, source=source, log=log, text=text))
     if now.in_memory is not None:
         name = "the checkpoint in the memory"
-        yield read_claim(now.in_memory, log, Source.MEMORY, name, trust)
+        claimed = read_claim(now.in_memory, log, Source.MEMORY, name, trust)
+        yield claimed
+        if claimed.claim is not None:
+            yield from _position(sources, log, tenant, source, claimed.claim.size, now.position)
     elif sources.memory is not None and tenant is not None:
         text = "the memory has no checkpoint of this log"
         gone = Finding(kind=Kind.ROLLBACK, source=Source.MEMORY, log=log, index=0, text=text)
         yield Claimed(None, gone)
+
+
+def _position(
+    sources: Sources, log: str, tenant: str | None, source: Source, size: int, position: str | None
+) -> Iterator[Claimed]:
+    """What is wrong with the position beside the memory's checkpoint; the meta log has none."""
+    if sources.ledger is None or tenant is None or source is Source.META:
+        return
+    positions = Positions(sources.ledger / log, size)
+    if (apart := last_apart(log, tenant, source, positions, size, position)) is not None:
+        yield Claimed(None, apart)
 
 
 def _snapshot(sources: Sources, log: str, tenant: str | None) -> _Snapshot:
@@ -166,12 +182,23 @@ def _snapshot(sources: Sources, log: str, tenant: str | None) -> _Snapshot:
     now = _Snapshot(None, None)
     for _ in range(_TRIES):
         memory, ledger = sources.memory, sources.ledger
-        in_memory = memory.sealed(tenant) if memory is not None and tenant else None
-        now = _Snapshot(in_memory, _content(ledger / log / "checkpoint") if ledger else None)
+        in_memory, position = _in_memory(memory, tenant) if memory and tenant else (None, None)
+        in_file = _content(ledger / log / "checkpoint") if ledger else None
+        now = _Snapshot(in_memory, in_file, position)
         if memory is None or ledger is None or not tenant or _alike(now):
             break
         sources.pause(_PAUSE)
     return now
+
+
+def _in_memory(memory: SealedMemory, tenant: str) -> tuple[bytes | None, str | None]:
+    """The checkpoint in the memory and the position that was swapped in with it."""
+    note, position = memory.sealed(tenant), memory.sealed_position(tenant)
+    for _ in range(_TRIES):
+        if (again := memory.sealed(tenant)) == note:
+            break
+        note, position = again, memory.sealed_position(tenant)
+    return note, position
 
 
 def given(sources: Sources, log: str) -> list[Claimed]:

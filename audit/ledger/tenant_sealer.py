@@ -1,14 +1,16 @@
 """Sealing the log of one tenant: which of its rows come next, in stored order, each exactly once.
 
-The row that was sealed last says where to go on. Its position stands beside its entry, in a file
-that no signature covers; so it is held against the memory, which has to know the position and, as
-long as it has the row, has to have the very bytes that were sealed.
+The row that was sealed last says where to go on. The memory has its position, swapped in together
+with the checkpoint. What is guaranteed: nothing is sealed where the file beside the entries, which
+no signature covers, has another position, or where the memory does not have the very bytes there
+that were sealed, unless it says itself that they were trimmed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import takewhile
 from typing import Final
 
@@ -21,8 +23,23 @@ from audit.memory.base import AuditMemory, Entry, order_of
 
 #: Rows read in one go; the memory serves nobody else meanwhile (0.06 ms with rows of 573 bytes).
 _PAGE: Final = 250
+#: The last position within a millisecond.
+_MOST_MINOR: Final = 2**64 - 1
 #: Waiting rows are counted up to here.
 COUNTED: Final = 1_000
+
+
+class _Fault(StrEnum):
+    """What is wrong with the last entry of a log."""
+
+    NO_CHECKPOINT = "it has no checkpoint, but the memory has the position of its last entry"
+    LOST = "the memory has its checkpoint, but has lost the position of its last entry"
+    ELSEWHERE = "the file of positions has another one for its last entry than the memory"
+    NONE = "the position of one of its last entries is none"
+    OUT_OF_ORDER = "the positions of its last two entries are out of order"
+    ROLLED_BACK = "the memory was rolled back: it never had the last entry's row"
+    ANOTHER = "the memory's row at the position of its last entry is another"
+    VANISHED = "the last entry's row vanished from the memory, and was not trimmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +136,48 @@ class TenantSealer:
         return found
 
     def _last_sealed(self, opened: Open) -> str | None:
-        if not opened.edge.size:
-            self._check_beginning()
-            return None
-        *before, last = self._log.log.last_positions(opened.edge.size, 2)
-        newest = self._memory.last_position(self._tenant_id)
-        found = self._memory.entries(self._tenant_id, before[0] if before else None, 1)
+        """Where the last sealed row stands, after everything that is known of it was compared."""
+        last = self._memory.sealed_position(self._tenant_id)
         try:
-            known = newest is not None and order_of(last) <= order_of(newest)
-            distance = _compare(found[0].position, last) if found else 1
-        except ValueError:
-            raise self._misplaced("the position of its last entry is none") from None
-        if not known:
-            raise self._misplaced("the memory was rolled back: it never had the last entry's row")
-        same = bool(found) and leaf_hash(found[0].stored) == self._last_leaf(opened)
-        # Behind it (1) where the row itself was trimmed, which only what is sealed is.
-        if distance < 0 or same != (distance == 0):
-            raise self._misplaced("the memory's row at the position of its last entry is another")
+            if not opened.edge.size:
+                self._check_beginning(last)
+                return None
+            self._check_position(opened, last)
+        except LedgerDamagedError:
+            self._log.insist_on(opened)  # of another checkpoint, where somebody else seals as well
+            raise
         return last
 
-    def _check_beginning(self) -> None:
+    def _check_position(self, opened: Open, last: str | None) -> None:
+        if last is None:
+            raise self._misplaced(_Fault.LOST)
+        *before, filed = self._log.log.last_positions(opened.edge.size, 2)
+        if filed != last:
+            raise self._misplaced(_Fault.ELSEWHERE)
+        newest = self._memory.last_position(self._tenant_id)
+        try:
+            if newest is None or order_of(last) > order_of(newest):
+                raise self._misplaced(_Fault.ROLLED_BACK)
+            if before and order_of(before[0]) >= order_of(last):
+                raise self._misplaced(_Fault.OUT_OF_ORDER)
+            self._check_row(opened, order_of(last))
+        except ValueError:
+            raise self._misplaced(_Fault.NONE) from None
+
+    def _check_row(self, opened: Open, last: tuple[int, int]) -> None:
+        """What the memory has there: the sealed row, or nothing if it says that it was trimmed."""
+        found = self._memory.entries(self._tenant_id, _just_before(last), 1)
+        if found and order_of(found[0].position) == last:
+            if leaf_hash(found[0].stored) != self._last_leaf(opened):
+                raise self._misplaced(_Fault.ANOTHER)
+            return
+        mark = self._memory.trimmed(self._tenant_id)  # asked behind it: a trim may come in between
+        if mark is None or order_of(mark) <= last:
+            raise self._misplaced(_Fault.VANISHED)
+
+    def _check_beginning(self, last: str | None) -> None:
+        if last is not None:
+            raise self._misplaced(_Fault.NO_CHECKPOINT)
         try:
             check_leftovers(
                 self._log.log, MOST, lambda count: [e.stored for e in self._read(None, count)]
@@ -165,7 +204,9 @@ def _can_be_sealed(entry: Entry) -> bool:
     return not entry.foreign and len(entry.stored) <= MAX_ENTRY
 
 
-def _compare(position: str, other: str) -> int:
-    """-1 before, 0 at, 1 behind the other."""
-    here, there = order_of(position), order_of(other)
-    return (here > there) - (here < there)
+def _just_before(place: tuple[int, int]) -> str | None:
+    """The last position that there can be before that one; ``None``: there is none."""
+    major, minor = place
+    if place <= (0, 0):
+        return None
+    return f"{major}-{minor - 1}" if minor else f"{major - 1}-{_MOST_MINOR}"

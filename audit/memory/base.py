@@ -325,7 +325,20 @@ class AuditMemory(ABC):
         """The newest sealed checkpoint of a tenant (or of another log that has a name)."""
 
     @abstractmethod
-    def swap_sealed(self, tenant_id: str, old: bytes | None, new: bytes) -> bool:
+    def sealed_position(self, tenant_id: str) -> str | None:
+        """Where the last row stands that the newest checkpoint covers; ``None``: not known.
+
+        Kept in the very step that swaps the checkpoint. Whoever wants both of one moment asks for
+        the checkpoint again afterwards.
+
+        Raises:
+            MemoryUnavailableError: the store did not answer within the deadline.
+        """
+
+    @abstractmethod
+    def swap_sealed(
+        self, tenant_id: str, old: bytes | None, new: bytes, position: str | None = None
+    ) -> bool:
         """Put ``new`` in the place of ``old``, in one step; whether ``old`` was what stood there.
 
         Not repeated by itself: after an error that says ``maybe_stored`` ask :meth:`sealed`.
@@ -334,9 +347,11 @@ class AuditMemory(ABC):
             tenant_id: whose, as in :meth:`sealed`.
             old: what must stand there; ``None`` for nothing.
             new: not empty.
+            position: of the last row that ``new`` covers, not empty; ``None`` leaves the one that
+                is there: ``new`` is of the same rows, or of a log whose entries have no positions.
 
         Raises:
-            ValueError: ``new`` is empty.
+            ValueError: ``new`` or ``position`` is empty.
             MemoryUnavailableError: the store did not take it within the deadline.
             MemoryUnsuitableError: the store could lose or evict it.
         """

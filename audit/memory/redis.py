@@ -179,8 +179,13 @@ class RedisMemory(AuditMemory):
     def sealed(self, tenant_id: str) -> bytes | None:
         return self._seal.sealed(tenant_id)
 
-    def swap_sealed(self, tenant_id: str, old: bytes | None, new: bytes) -> bool:
-        return self._seal.swap_sealed(tenant_id, old, new)
+    def sealed_position(self, tenant_id: str) -> str | None:
+        return self._seal.sealed_position(tenant_id)
+
+    def swap_sealed(
+        self, tenant_id: str, old: bytes | None, new: bytes, position: str | None = None
+    ) -> bool:
+        return self._seal.swap_sealed(tenant_id, old, new, position)
 
     def trim(self, tenant_id: str, before: str) -> int:
         return self._seal.trim(tenant_id, before)

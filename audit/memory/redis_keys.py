@@ -8,6 +8,7 @@ Keys, all of one tenant in one slot (``{...}`` is the hash tag)::
     PREFIX:{TENANT}:deaths    hash      message -> how many workers died over it
     PREFIX:{TENANT}:seen:...  string    token of a message -> who started it first; with expiry
     PREFIX:{TENANT}:sealed    string    the newest sealed checkpoint; TENANT may be another log
+    PREFIX:{TENANT}:sealed_position  string  where the last row stands that this one covers
     PREFIX:{TENANT}:trimmed   string    the position before which rows were trimmed
     PREFIX:tenants            set       every tenant that has rows
 """
@@ -58,6 +59,10 @@ class Keys:
     @property
     def sealed(self) -> str:
         return f"{self.prefix}:{{{self.tenant_id}}}:sealed"
+
+    @property
+    def sealed_position(self) -> str:
+        return f"{self.prefix}:{{{self.tenant_id}}}:sealed_position"
 
     @property
     def trimmed(self) -> str:

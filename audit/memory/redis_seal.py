@@ -1,6 +1,7 @@
 """What the ledger asks of a Redis or Valkey server: raw rows, the newest checkpoint, trimming.
 
-Each is one command or script call. A checkpoint is swapped in one step, and a page of rows is
+Each is one command or script call. A checkpoint is swapped in one step, together with the position
+of the last row that it covers, and a page of rows is
 trimmed in one step, so whoever emits meanwhile sees either state and no other. What somebody else
 put into a stream is an entry as well, marked as foreign, so that it is found and ends nobody.
 """
@@ -24,6 +25,7 @@ _TRIM: Final = resources.files("audit.memory").joinpath("trim.lua").read_text(en
 _SWAP: Final = """
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2])
+if ARGV[3] ~= '' then redis.call('SET', KEYS[2], ARGV[3]) end
 return 1
 """
 #: The stream remembers its last position when all of its rows are gone.
@@ -63,11 +65,17 @@ class RedisSeal:
         note: bytes | None = self._ask("GET", self._keys(tenant_id).sealed)
         return note
 
-    def swap_sealed(self, tenant_id: str, old: bytes | None, new: bytes) -> bool:
-        if not new:
-            raise ValueError("an empty checkpoint cannot be told from none")
-        key = self._keys(tenant_id).sealed
-        return bool(self._ask("EVAL", _SWAP, "1", key, b"" if old is None else old, new))
+    def sealed_position(self, tenant_id: str) -> str | None:
+        position = self._ask("GET", self._keys(tenant_id).sealed_position)
+        return None if position is None else str(position.decode(errors="replace"))
+
+    def swap_sealed(
+        self, tenant_id: str, old: bytes | None, new: bytes, position: str | None
+    ) -> bool:
+        if not new or position == "":
+            raise ValueError("an empty checkpoint or position cannot be told from none")
+        keys, given = self._keys(tenant_id), (old or b"", new, position or b"")
+        return bool(self._ask("EVAL", _SWAP, "2", keys.sealed, keys.sealed_position, *given))
 
     def trim(self, tenant_id: str, before: str) -> int:
         keys, total = self._keys(tenant_id), 0

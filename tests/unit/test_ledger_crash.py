@@ -153,16 +153,17 @@ def test_a_crash_anywhere_leaves_what_the_next_round_goes_on_from(
         seal(memory, whole)
     copy(whole, base)
     set_aside_what_no_sealer_reads(base, size)
-    at_first = dict(memory._sealed)
+    at_first = dict(memory._sealed), dict(memory._sealed_positions)
     memory.counts[TENANT] += step
     copy(base, undisturbed)
     seal(memory, undisturbed, most=most)
-    expected_files, sealed = tidy_files(undisturbed), dict(memory._sealed)
+    expected_files = tidy_files(undisturbed)
+    sealed = dict(memory._sealed), dict(memory._sealed_positions)
     complete(undisturbed, whole)
     expected = ledger(memory, undisturbed)
     at = 0
     while True:
-        memory._sealed = dict(at_first)
+        memory._sealed, memory._sealed_positions = map(dict, at_first)
         directory, death = tmp_path / f"at-{at}", Death(at, after=after)
         copy(base, directory)
         seal_and_die(memory, directory, death, most=most)
@@ -170,7 +171,7 @@ def test_a_crash_anywhere_leaves_what_the_next_round_goes_on_from(
             break
         assert seal(memory, directory, most=most).faults == {}
         assert tidy_files(directory) == expected_files
-        assert memory._sealed == sealed
+        assert (memory._sealed, memory._sealed_positions) == sealed
         if at % 10 == 0:  # the same files and notes are the same ledger, and this takes its time
             complete(directory, whole)
             assert ledger(memory, directory) == expected

@@ -50,7 +50,7 @@ def test_a_log_whose_checkpoint_was_taken_away_is_damaged(
         (log / "gathered").unlink()
     else:
         shutil.rmtree(log / "tile")
-    del memory._sealed[TENANT]
+    del memory._sealed[TENANT], memory._sealed_positions[TENANT]
     change(memory)
     before = files(log)
     memory.counts[OTHER] += 1
@@ -110,6 +110,7 @@ def test_leftovers_of_rows_that_the_memory_has_are_gone_on_from(rows: int, tmp_p
     for name in ("checkpoint", "gathered"):
         (tmp_path / log_of(TENANT) / name).unlink()
     memory._sealed.clear()
+    memory._sealed_positions.clear()
     memory.counts[TENANT] = 700
     did = seal(memory, tmp_path)
     assert (did.rows, did.faults) == (700, {})

@@ -345,10 +345,11 @@ def roll_back(memory: Rows, log: Path) -> None:
     older.counts[TENANT] = 300
     seal(older, log.parent.parent / "older")
     memory._sealed[TENANT] = older._sealed[TENANT]
+    memory._sealed_positions[TENANT] = older._sealed_positions[TENANT]
 
 
 def forget(memory: Rows, log: Path) -> None:
-    del memory._sealed[TENANT]
+    del memory._sealed[TENANT], memory._sealed_positions[TENANT]
 
 
 def lose_rows(memory: Rows, log: Path) -> None:

@@ -465,6 +465,7 @@ def copied(original: World, to: Path, seed: int) -> World:
     memory = PlainMemory(
         {tenant: list(rows) for tenant, rows in original.memory.rows.items()},
         dict(original.memory.newest),
+        dict(original.memory.places),
     )
     ledger = PlainLedger(to, memory, SIGNER)
     ledger.entries = {name: list(rows) for name, rows in original.ledger.entries.items()}
