@@ -30,6 +30,8 @@ from audit.terminal import MEMORY_URL, echo, memory_of, settings_of
 _FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 #: Beyond a lease, how long an invocation may be open before that is worth a finding.
 _OPEN_SECONDS: Final = 30.0
+#: Beyond the time between two seals, how long a row may wait for one.
+_UNSEALED_SECONDS: Final = 60.0
 
 
 @click.command()
@@ -59,6 +61,12 @@ _OPEN_SECONDS: Final = 30.0
     type=click.FloatRange(min=0),
     help="How long an invocation may be open; 30 and a lease unless given.",
 )
+@click.option(
+    "--unsealed-for",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="How long a row may wait to be sealed; 60 and the time between two seals unless given.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 @click.pass_context
 def verify(
@@ -69,6 +77,7 @@ def verify(
     ledger: Path | None,
     only: str | None,
     open_for: float | None,
+    unsealed_for: float | None,
     as_json: bool,
 ) -> None:
     """Prove that no sealed row was changed, cut or added.
@@ -76,8 +85,8 @@ def verify(
     Holds memory and ledger against each other and against the signed checkpoints. With --ledger the
     folder alone is checked, unless --memory names a memory, too.
 
-    Exit status: 0 all is right and something was checked, 1 a finding or nothing to check, 2 wrong
-    usage.
+    Exit status: 0 all is right and of each log something was checked, 1 a finding, or a log with
+    sealed rows of which nothing was checked, or nothing to check, 2 wrong usage.
 
     \b
     Example:
@@ -98,7 +107,10 @@ def verify(
                 tenant=None if tenant_id is None else str(tenant_id),
                 given=tuple(file.read() for file in given),
                 secret=known[2],
-                limits=Limits(open_for=_open_for(open_for, settings)),
+                limits=Limits(
+                    open_for=_open_for(open_for, settings),
+                    unsealed_for=_unsealed_for(unsealed_for, settings),
+                ),
             )
         )
     except CheckpointError as error:
@@ -159,6 +171,10 @@ def _open_for(given: float | None, settings: AuditSettings) -> float:
     return _OPEN_SECONDS + settings.lease_seconds if given is None else given
 
 
+def _unsealed_for(given: float | None, settings: AuditSettings) -> float:
+    return _UNSEALED_SECONDS + settings.ledger_seal_seconds if given is None else given
+
+
 # --- telling --------------------------------------------------------------------------------------
 
 
@@ -175,12 +191,22 @@ def _lines(report: Report) -> Iterator[str]:
         yield _of_log(log)
         for finding in log.findings:
             yield f"  {_of_finding(finding)}"
+    yield _of_verdict(report)
+
+
+def _of_verdict(report: Report) -> str:
+    """The last line: nothing that was left unchecked passes for right."""
     total = _sum(report)
+    told = f"{total['checked']:,} rows checked, findings: {total['findings']}"
+    left = [log for log in report.logs if log.is_unchecked]
+    if report.verdict is Verdict.EMPTY and not left:
+        return "NOTHING WAS CHECKED: there are no sealed rows, and that proves nothing"
     if report.verdict is Verdict.EMPTY:
-        yield "NOTHING WAS CHECKED: there are no sealed rows, and that proves nothing"
-    else:
-        word = "RIGHT" if report.verdict is Verdict.RIGHT else "WRONG"
-        yield f"{word}: {total['checked']:,} rows checked, findings: {total['findings']}"
+        sealed = sum(log.sealed for log in left)
+        return f"NOTHING WAS CHECKED of {sealed:,} sealed rows, and that proves nothing"
+    if report.verdict is Verdict.PARTIAL:
+        return f"NOT ALL WAS CHECKED: {told}; nothing of {len(left)} logs with sealed rows"
+    return f"{report.verdict.upper()}: {told}"
 
 
 def _sum(report: Report) -> dict[str, Any]:

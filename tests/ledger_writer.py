@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
@@ -19,7 +20,7 @@ from audit.ledger.note import Note, Signature
 from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
 from audit.ledger.tile_directory import TileDirectory
 from audit.ledger.tiles import WIDTH, encode_entries, encode_hashes, new_tiles
-from audit.row import AuditRow, skill_invoked_completed, skill_invoked_started
+from audit.row import AuditRow, skill_invoked_completed, skill_invoked_started, timestamp
 from tests.support import HASH, make_ending, make_identity
 
 PREFIX = "ledger.example"
@@ -184,6 +185,11 @@ def rows_of(tenant: str, count: int, random: Random) -> list[AuditRow]:
         rows.append(skill_invoked_started(identity, HASH, ts=ts))
         waiting.append(skill_invoked_completed(identity, make_ending(), 12, ts=ts))
     return rows
+
+
+def just_now(rows: Iterable[AuditRow]) -> list[AuditRow]:
+    """The same rows as if written at this moment, so that they have not waited to be sealed."""
+    return [_at(row, timestamp(datetime.now(UTC))) for row in rows]
 
 
 def _at(row: AuditRow, ts: str) -> AuditRow:

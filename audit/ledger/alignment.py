@@ -37,6 +37,7 @@ class Slot:
         position: of the row in the memory, if known.
         request_id: of the row, if known.
         kind: of the row, if known.
+        ts: of the row, if known.
     """
 
     index: int
@@ -44,6 +45,7 @@ class Slot:
     position: str | None = None
     request_id: str | None = None
     kind: str | None = None
+    ts: str | None = None
 
     @property
     def key(self) -> tuple[str | None, str] | None:

@@ -30,6 +30,7 @@ from audit.ledger.ranges import extend
 from audit.ledger.roots import by_roots
 from audit.ledger.subject import Subject
 from audit.ledger.tiles import WIDTH, tile_of
+from audit.ledger.waiting import Waiting
 from audit.memory.base import order_of
 from audit.row import COMPLETED
 
@@ -116,22 +117,30 @@ class FileReport:
         log, tenant = self._subject.log, self._subject.tenant
         if self._check.memory is None or self._check.memory_rows is None:
             return 0
-        for entries, _ in self._check.memory_rows.pages():
-            for entry in entries:
-                found += strange(log, tenant, entry)
-                self._check.invocations.add_unsealed(entry.stored)
+        waiting, edited = Waiting(self._subject.limits, self._subject.began), self._edited_ends()
         for slot in self._check.memory.behind:
             if slot.request_id is None:
                 found.append(strange_at(log, tenant, slot.position))
+            elif slot.index not in edited:
+                waiting.add_at(slot.ts or "", slot.position, slot.request_id)
             if slot.kind == COMPLETED and slot.request_id:
                 self._check.invocations.close_one(slot.request_id)
+        for entries, _ in self._check.memory_rows.pages():
+            for entry in entries:
+                found += strange(log, tenant, entry, waiting)
+                self._check.invocations.add_unsealed(entry.stored)
+        if self._check.memory.lost is None:  # else it is not known which are sealed
+            found += waiting.findings(log, tenant)
         sealed = self._check.memory.alike + sum(
             len(gap.rows) for gap in self._check.memory.gaps if not gap.last
         )
-        edited = [d for d in differences(self._check.memory.gaps) if d.row is not None]
-        ends = {row.index for gap in self._check.memory.gaps if gap.last for row in gap.rows}
-        sealed += len({d.row.index for d in edited if d.row} & ends)
-        return self._check.memory_rows.count - sealed
+        return self._check.memory_rows.count - sealed - len(edited)
+
+    def _edited_ends(self) -> set[int]:
+        """Which rows at the end of the memory are no new ones: sealed ones that were edited."""
+        gaps = self._check.memory.gaps if self._check.memory else []
+        ends = {row.index for gap in gaps if gap.last for row in gap.rows}
+        return {d.row.index for d in differences(gaps) if d.row is not None} & ends
 
     def _flaws(self) -> Iterator[Finding]:
         for flaw in self._check.leaves.flaws.values():

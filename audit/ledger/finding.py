@@ -1,7 +1,8 @@
 """What a verification says: findings, what was checked of each log, and the verdict.
 
 What is guaranteed: the kinds are closed, one word each; a finding says where as exactly as it is
-known; where nothing was checked, the verdict is :attr:`Verdict.EMPTY` and never a pass.
+known; where nothing was checked, the verdict is :attr:`Verdict.EMPTY`, and where nothing was of one
+log that has sealed rows, :attr:`Verdict.PARTIAL`: neither is a pass.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class Kind(StrEnum):
     OVERDUE = "overdue"
     #: An invocation has a second started or completed row.
     DUPLICATE = "duplicate"
+    #: Rows wait to be sealed for longer than the limit.
+    UNSEALED = "unsealed"
+    #: The memory's list of tenants lacks one that has a log.
+    UNLISTED = "unlisted"
 
 
 class Source(StrEnum):
@@ -63,6 +68,8 @@ class Verdict(StrEnum):
 
     RIGHT = "right"
     WRONG = "wrong"
+    #: Nothing was found, but of some log with sealed rows nothing was checked.
+    PARTIAL = "partial"
     EMPTY = "empty"
 
 
@@ -110,7 +117,8 @@ class LogReport:
         unsealed: rows of the memory behind the sealed ones, which nothing speaks for yet.
         cosigned: how many of the rows a witness has seen, from the first on.
         pruned: rows whose bytes were removed as an ``audit.pruned`` row says; hashes remain.
-        trimmed: rows that the memory may have given up, as the bundles hold them.
+        trimmed: rows that the memory may have given up; whether the bundles hold them is checked
+            where there are any.
         findings: what is wrong.
         opened: invocations that are open, by sealed rows; not judged yet.
         newest: the time of the newest sealed row, in seconds.
@@ -127,6 +135,11 @@ class LogReport:
     findings: tuple[Finding, ...] = ()
     opened: tuple[Opened, ...] = ()
     newest: float = 0.0
+
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether rows were sealed, and not one of them was checked."""
+        return self.sealed > 0 and not self.checked
 
     @property
     def verdict(self) -> Verdict:
@@ -152,11 +165,13 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """Right only where nothing is wrong and rows of a tenant were checked."""
+        """Right only where nothing is wrong, and of each log that has sealed rows, some were
+        checked; of one tenant at least."""
         if any(log.findings for log in self.logs):
             return Verdict.WRONG
-        checked = any(log.checked for log in self.logs if log.log != META)
-        return Verdict.RIGHT if checked else Verdict.EMPTY
+        if not any(log.checked for log in self.logs if log.log != META):
+            return Verdict.EMPTY
+        return Verdict.PARTIAL if any(log.is_unchecked for log in self.logs) else Verdict.RIGHT
 
 
 #: The name of the meta log, in the files as in the memory.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from audit.ledger.alignment import Slot
-from audit.ledger.invocations import request_id_of
+from audit.ledger.invocations import request_id_of, ts_of
 from audit.ledger.leaves import Chunk
 from audit.ledger.tiles import WIDTH, Tile, tile_of
 
@@ -50,7 +50,7 @@ class SealedMemory(Protocol):
 
 def slot_of(index: int, stored: bytes, hashed: bytes | None, position: str | None = None) -> Slot:
     kind = stored[_KIND_AT : stored.find(b'"', _KIND_AT)].decode("ascii", "replace")
-    return Slot(index, hashed, position, request_id_of(stored), kind)
+    return Slot(index, hashed, position, request_id_of(stored), kind, ts_of(stored))
 
 
 class MemoryRows:

@@ -70,6 +70,13 @@ def request_id_of(stored: bytes) -> str | None:
     return glance(stored).request_id or None
 
 
+def ts_of(stored: bytes) -> str:
+    """The time of a row, read from its canonical bytes; empty if there is none."""
+    if stored[-_TAIL:-29] == b',"ts":"':
+        return stored[-29:-2].decode("ascii", "replace")
+    return glance(stored).ts
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A started row that no completed one has followed."""
@@ -82,7 +89,7 @@ class Opened:
     @property
     def since(self) -> float:
         """When it started, in seconds."""
-        return _seconds(self.ts.encode())
+        return seconds_of(self.ts)
 
 
 class Invocations:
@@ -123,7 +130,7 @@ class Invocations:
     @property
     def newest(self) -> float:
         """The time of the newest row, in seconds."""
-        return _seconds(self._newest)
+        return seconds_of(self._newest.decode("utf-8", "replace"))
 
     def opened(self) -> Iterator[Opened]:
         """What is open."""
@@ -176,8 +183,9 @@ def _worker(stored: bytes) -> bytes:
     return stored[at + len(_WORKER) : stored.find(b'"', at + len(_WORKER))] if at >= 0 else b""
 
 
-def _seconds(ts: bytes) -> float:
+def seconds_of(ts: str) -> float:
+    """A row's time in seconds; 0 where it is none."""
     try:
-        return datetime.fromisoformat(ts.decode()).timestamp()
+        return datetime.fromisoformat(ts).timestamp()
     except ValueError:
         return 0.0

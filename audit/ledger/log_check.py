@@ -20,6 +20,7 @@ from audit.ledger.memory_check import check_memory, unsealed
 from audit.ledger.sources import Sources, held, read_tenants
 from audit.ledger.subject import Subject
 from audit.ledger.tile_directory import TileDirectory
+from audit.ledger.waiting import Waiting
 
 _ABSENT: Final = {Kind.MISSING, Kind.ROLLBACK}
 
@@ -34,9 +35,10 @@ def check_log(
     evidence: Evidence | None = None,
 ) -> tuple[LogReport, Claim | None]:
     """What a log's report is, and the claim that its rows were held against."""
+    began = sources.limits.now()
     now = list(held(sources, log, tenant, source))
     if not further and _is_new(sources, now, log, tenant):
-        return unsealed(log, sources.memory, tenant), None
+        return unsealed(log, sources.memory, tenant, Waiting(sources.limits, began)), None
     claimed = [*now, *further]
     findings = [c.finding for c in claimed if c.finding is not None]
     claims = [c.claim for c in claimed if c.claim is not None]
@@ -56,7 +58,7 @@ def check_log(
         memory=sources.memory if source is not Source.META else None,
         claims=[newest, *alternatives, *others],
         older=evidence.of(log, newest.size) if evidence else (),
-        limits=sources.limits,
+        limits=sources.limits, began=began,
     )  # fmt: skip
     report = _rows(sources, subject, [c.claim for c in now if c.claim], look)
     told = {(f.kind, f.source, f.index) for f in findings}

@@ -239,15 +239,21 @@ class Sealer:
     # --- beside the rows ----------------------------------------------------------------------
 
     def _register(self, tenants: list[str], keys: LedgerKeys) -> dict[str, str]:
-        """The tenant of each log; what is new is written down before anything of it is sealed."""
-        for tenant_id in tenants:
-            if tenant_id not in self._origins:
-                self._origins[tenant_id] = origin_of(self._origin, tenant_id, keys.secret)
-        logs = {self._origins[tenant_id].rpartition("/")[2]: tenant_id for tenant_id in tenants}
+        """The tenant of each log; what is new is written down before anything of it is sealed.
+
+        What the folder lists is served as well: the memory's list may have lost a name.
+        """
         known = self._folder.tenants()
+        for tenant_id in {*tenants, *known.values()} - self._origins.keys():
+            self._origins[tenant_id] = origin_of(self._origin, tenant_id, keys.secret)
+        logs = {self._log_of(tenant_id): tenant_id for tenant_id in tenants}
         if not logs.items() <= known.items():
             self._folder.put_tenants(known | logs)
-        return logs
+        # A line that names another log than its tenant's is none of ours.
+        return logs | {log: t for log, t in known.items() if self._log_of(t) == log}
+
+    def _log_of(self, tenant_id: str) -> str:
+        return self._origins[tenant_id].rpartition("/")[2]
 
     def _announce(self, keys: LedgerKeys) -> None:
         """Write down keys that never signed here before; a new first one is a row of its own."""

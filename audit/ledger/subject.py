@@ -19,10 +19,12 @@ class Limits:
 
     Attributes:
         open_for: seconds that an invocation may be without its completed row.
+        unsealed_for: seconds that a row may wait to be sealed.
         now: the wall clock.
     """
 
     open_for: float = 45.0
+    unsealed_for: float = 60.0
     now: Callable[[], float] = time.time
 
 
@@ -40,6 +42,7 @@ class Subject:
         claims: what checkpoints say, the one to hold the rows against first.
         older: further claims, by size: those of the meta log.
         limits: what is still fine.
+        began: when its checkpoints were read, in seconds.
     """
 
     log: str
@@ -51,6 +54,7 @@ class Subject:
     claims: Sequence[Claim] = ()
     older: Iterable[Claim] = ()
     limits: Limits = field(default_factory=Limits)
+    began: float = 0.0
 
     @property
     def claim(self) -> Claim:

@@ -23,6 +23,8 @@ from audit.ledger.log_check import check_log
 from audit.ledger.memory_check import unsealed
 from audit.ledger.overdue import with_overdue
 from audit.ledger.sources import KnownLogs, Sources, cosigned, given, meta_is_known, state_of
+from audit.ledger.unlisted import with_unlisted
+from audit.ledger.waiting import Waiting
 
 #: How often a log is checked again at most, where something changed meanwhile.
 _AGAIN: Final = 2
@@ -37,7 +39,7 @@ def verify(sources: Sources) -> Report:
     """
     with closing(_Verification(sources)) as verification:
         reports = list(verification.reports())
-    return Report(tuple(with_overdue(sources, reports)))
+    return Report(tuple(with_unlisted(sources, list(with_overdue(sources, reports)))))
 
 
 class _Verification:
@@ -141,4 +143,5 @@ class _Verification:
         memory = self._sources.memory
         for tenant in self._known.memory_tenants():
             if memory is not None and self._known.log_of_tenant(tenant) is None:
-                yield unsealed("", memory, tenant)
+                limits = self._sources.limits
+                yield unsealed("", memory, tenant, Waiting(limits, limits.now()))

@@ -51,12 +51,12 @@ class Line:
 
     Attributes:
         sha: the script's name at the server.
-        named: the tenants this connection has told the server of.
+        named: the tenants this connection has told the server of, and when, in monotonic seconds.
     """
 
     connection: Any
     sha: bytes = b""
-    named: set[str] = field(default_factory=set)
+    named: dict[str, float] = field(default_factory=dict)
 
     def exchange(self, commands: Sequence[Command], left: Callable[[], float]) -> list[Any]:
         """Send commands in one go and read their replies; the server's errors come as values.

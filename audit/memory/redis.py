@@ -1,8 +1,9 @@
 """The memory on Redis (7.0 and newer) or Valkey (8 and newer): one stream per tenant.
 
-The keys stand in ``redis_keys.py``. An emit is one script call and one round trip. The first emit
-of a tenant on a connection carries the tenant's name along in the same round trip, before the row,
-so no row is ever unreachable.
+The keys stand in ``redis_keys.py``. An emit is one script call and one round trip. Whenever a
+connection has not named a row's tenant within the last second, the emit carries the name along in
+the same round trip, before the row. So no row is ever unreachable, and a name that somebody took
+out of the list of tenants comes back with the next row that is emitted a second later.
 
 Every new connection first asks the server what it is, so a server that was replaced or
 reconfigured behind the same address is judged again before it gets a row (``connection.py``).
@@ -11,6 +12,7 @@ reconfigured behind the same address is judged again before it gets a row (``con
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +49,8 @@ from audit.row import AuditRow
 PAGE: Final = 500
 #: Pauses in seconds before an emit is tried again; an emit is idempotent.
 PAUSES: Final = (0.02, 0.1)
+#: Seconds until a connection names a tenant again, which is a command more in the round trip.
+NAMED_FOR: Final = 1.0
 #: How far the clocks of writers and server may differ without a time range losing rows.
 CLOCK_SKEW_MS: Final = 3_600_000
 _SCRIPT: Final = resources.files("audit.memory").joinpath("append.lua").read_text(encoding="utf-8")
@@ -228,7 +232,8 @@ class RedisMemory(AuditMemory):
             return deadline - self._clock()
 
         commands: list[Command] = [("EVALSHA", line.sha, *command)]
-        if tenant_id not in line.named:
+        now = self._clock()
+        if now - line.named.get(tenant_id, -math.inf) >= NAMED_FOR:
             commands.insert(0, ("SADD", f"{self._prefix}:tenants", tenant_id))
         *named, reply = line.exchange(commands, left)
         if isinstance(reply, NoScriptError):
@@ -236,7 +241,8 @@ class RedisMemory(AuditMemory):
         for problem in (*named, reply):
             if isinstance(problem, ResponseError):
                 raise problem
-        line.named.add(tenant_id)
+        if named:
+            line.named[tenant_id] = now
         return reply
 
     @staticmethod

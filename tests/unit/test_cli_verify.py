@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from click.testing import CliRunner, Result
 from audit.cli import audit
 from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
 from audit.ledger.text import encode_base64
+from audit.row import timestamp
 from tests.ledger_writer import (
     META,
     PREFIX,
@@ -27,6 +30,7 @@ from tests.ledger_writer import (
     PlainMemory,
     cosigned,
     fill,
+    just_now,
     rows_of,
 )
 
@@ -40,7 +44,8 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainLedger:
     memory, random = PlainMemory(), Random(1)
     ledger = PlainLedger(tmp_path / "ledger", memory, SIGNER)
     for tenant in TENANTS[:2]:
-        fill(memory, tenant, rows_of(tenant, 42, random))
+        waiting = just_now(rows_of(tenant, 2, random))
+        fill(memory, tenant, [*rows_of(tenant, 40, random), *waiting])
     ledger.round(dict.fromkeys(TENANTS[:2], 40))
     ledger.finish()
     monkeypatch.setattr(memory, "close", lambda: None, raising=False)
@@ -176,6 +181,35 @@ def test_one_side_is_checked_alone(ledger: PlainLedger, only: str) -> None:
     assert run(ledger, "--only", only).exit_code == 0
     ledger.memory.rows[TENANTS[0]].pop(5)
     assert run(ledger, "--only", only).exit_code == (1 if only == "memory" else 0)
+
+
+def test_what_was_not_checked_is_no_pass(ledger: PlainLedger) -> None:
+    """The memory alone, trimmed as it says itself: exit status 1 and a word of its own, of one
+    tenant and of both."""
+    ledger.memory.trim(TENANTS[0], 7)
+    result = run(ledger, "--only", "memory")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (
+        1,
+        "NOT ALL WAS CHECKED: 40 rows checked, findings: 0; nothing of 1 logs with sealed rows",
+    )
+    assert objects(run(ledger, "--only", "memory", "--json"))[-1]["verdict"] == "partial"
+    ledger.memory.trim(TENANTS[1], 7)
+    result = run(ledger, "--only", "memory")
+    last = "NOTHING WAS CHECKED of 80 sealed rows, and that proves nothing"
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (1, last)
+    assert run(ledger).exit_code == 0
+
+
+def test_rows_that_nobody_seals_are_findings(ledger: PlainLedger) -> None:
+    """After a minute and the time between two seals, or as long as is asked for."""
+    row = rows_of(TENANTS[0], 1, Random(2))[0]
+    old = replace(row, ts=timestamp(datetime.now(UTC) - timedelta(seconds=120))).to_bytes()
+    result = run(ledger, "--unsealed-for", "0")
+    assert (result.exit_code, result.stdout.count("UNSEALED in the memory: 2 rows")) == (1, 2)
+    ledger.memory.rows[TENANTS[0]].append(PlainEntry("43-0", old))
+    assert "UNSEALED in the memory: position 43-0" in run(ledger).stdout
+    assert run(ledger, "--unsealed-for", "600").exit_code == 0
+    assert run(ledger, audit_ledger_seal_seconds=600).exit_code == 0
 
 
 def test_wrong_usage(ledger: PlainLedger, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from tests.ledger_writer import (
     PlainMemory,
     cosigned,
     fill,
+    just_now,
     rows_of,
     tree_root,
     write_tree,
@@ -204,7 +205,7 @@ def test_no_rows_are_no_pass(tmp_path: Path) -> None:
     memory = PlainMemory()
     sources = Sources(trust=TRUST, memory=memory, ledger=tmp_path)
     assert verify(sources).verdict is Verdict.EMPTY
-    fill(memory, TENANT, rows_of(TENANT, 10, Random(1)))
+    fill(memory, TENANT, just_now(rows_of(TENANT, 10, Random(1))))
     report = verify(sources)
     assert report.verdict is Verdict.EMPTY
     assert [(log.tenant, log.unsealed) for log in report.logs] == [(TENANT, 10)]
@@ -231,7 +232,7 @@ def test_an_empty_folder_is_no_log(tmp_path: Path) -> None:
     """Neither tiles nor a line: nothing of that tenant was ever sealed."""
     memory = PlainMemory()
     ledger = PlainLedger(tmp_path, memory, SIGNER)
-    fill(memory, TENANT, rows_of(TENANT, 6, Random(4)))
+    fill(memory, TENANT, just_now(rows_of(TENANT, 6, Random(4))))
     folder(ledger).mkdir(parents=True)
     found = check(ledger, secret=SECRET)
     assert (found.verdict, found.unsealed, found.findings) == (Verdict.EMPTY, 6, ())
@@ -339,7 +340,7 @@ def test_files_alone_measure_by_the_newest_row_of_any_log(tmp_path: Path) -> Non
 def test_a_row_that_waits_to_be_sealed_closes_an_invocation(tmp_path: Path) -> None:
     """It ran long, and ended within the last second."""
     first, end = started(0)
-    ledger = sealed(tmp_path / "a", [first, *started(99)], [end])
+    ledger = sealed(tmp_path / "a", [first, *started(99)], just_now([end]))
     assert check(ledger).verdict is Verdict.RIGHT
     assert check(ledger, files=False).verdict is Verdict.RIGHT
     assert kinds(check(ledger, memory=False)) == [(Kind.OVERDUE, Source.LEDGER, 0, 1)]
@@ -372,7 +373,7 @@ def test_sealed_bytes_that_are_no_row_are_malformed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", [0, 5, 300])
 def test_what_is_no_row_is_found_where_it_stands(ledger: PlainLedger, end: int) -> None:
     """Among the sealed rows it was inserted; behind them, far or near, it will never be sealed."""
-    fill(ledger.memory, TENANT, rows_of(TENANT, end, Random(8)))
+    fill(ledger.memory, TENANT, just_now(rows_of(TENANT, end, Random(8))))
     rows = ledger.memory.rows[TENANT]
     row = rows[0].stored
     rows += [PlainEntry("9001-0", row, foreign=True), PlainEntry("9002-0", b"x" * 70_000)]
@@ -547,7 +548,7 @@ def test_a_trimmed_memory_alone_has_nothing_to_check(ledger: PlainLedger) -> Non
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_a_quiet_memory_may_have_been_trimmed_to_the_end(ledger: PlainLedger, left: int) -> None:
     """All that was sealed is gone; rows behind it are unsealed ones, and no more."""
-    fill(ledger.memory, TENANT, rows_of(TENANT, left, Random(5)) if left else [])
+    fill(ledger.memory, TENANT, just_now(rows_of(TENANT, left, Random(5)) if left else []))
     ledger.memory.trim(TENANT, COUNT)
     found = check(ledger)
     assert (found.findings, found.trimmed, found.unsealed) == ((), COUNT, left)
@@ -842,7 +843,7 @@ def test_what_the_sealer_has_sealed_is_right(tmp_path: Path) -> None:
     for row in rows_of(TENANT, 200, Random(99)):
         memory.emit(row)
     sealer.round()
-    memory.emit(rows_of(TENANT, 2, Random(98))[0])
+    memory.emit(just_now(rows_of(TENANT, 2, Random(98)))[0])
     trust = Trust(keys.verifiers, PREFIX)
     for sides in ({"ledger": tmp_path}, {"memory": memory}, {"ledger": tmp_path, "memory": memory}):
         report = verify(Sources(trust=trust, secret=keys.secret, **sides))  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""`audit.ledger.sealer`: a tenant that the memory's list has lost is sealed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from audit.ledger import durable
+from audit.ledger.claims import Trust
+from audit.ledger.finding import Kind
+from audit.ledger.folder import LedgerFolder
+from audit.ledger.sources import Sources
+from audit.ledger.verifier import verify
+from audit.testing import InMemory
+from tests.sealing import KEYS, OTHER, PREFIX, contents, files, log_of, make, seal
+from tests.support import TENANT, make_identity, refused
+
+
+@pytest.fixture(autouse=True)
+def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power fails in these tests."""
+    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
+
+
+class Unlisting(InMemory):
+    """A memory whose list of tenants has lost some names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: set[str] = set()
+
+    def tenants(self) -> list[str]:
+        return [tenant for tenant in super().tenants() if tenant not in self.lost]
+
+
+@pytest.fixture
+def memory() -> Unlisting:
+    """Two tenants with a row each."""
+    memory = Unlisting()
+    for tenant_id in (TENANT, OTHER):
+        memory.emit(refused(make_identity(tenant_id=tenant_id)))
+    return memory
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_tenant_that_the_folder_knows_is_sealed_without_the_list(
+    memory: Unlisting, tmp_path: Path, again: bool
+) -> None:
+    """By the sealer that served it before, and by one that starts anew; `verify` tells of it."""
+    sealer = make(memory, tmp_path)
+    sealer.round()
+    memory.lost = {OTHER, TENANT}
+    for tenant_id in (TENANT, OTHER):
+        memory.emit(refused(make_identity(tenant_id=tenant_id)))
+    did = (sealer if again else make(memory, tmp_path)).round()
+    assert did is not None
+    assert (did.rows, did.logs, did.faults) == (2, 2, {})
+    assert len(contents(memory, tmp_path, OTHER)["rows"]) == 2
+    trust = Trust(KEYS.verifiers, PREFIX)
+    report = verify(Sources(trust=trust, ledger=tmp_path, memory=memory, secret=KEYS.secret))
+    assert [(f.kind, f.tenant) for f in report.findings()] == [
+        (Kind.UNLISTED, tenant) for tenant in sorted((TENANT, OTHER), key=log_of)
+    ]
+
+
+def test_a_line_of_the_folder_that_is_none_of_ours_is_not_served(
+    memory: Unlisting, tmp_path: Path
+) -> None:
+    """It names another log than its tenant has, or a tenant that the memory never had."""
+    seal(memory, tmp_path)
+    stranger = "550e8400-e29b-41d4-a716-4466554400ff"
+    lines = {**LedgerFolder(tmp_path).tenants(), "0" * 32: TENANT, "junk": "", "1" * 32: stranger}
+    LedgerFolder(tmp_path).put_tenants({**lines, log_of(stranger): stranger})
+    before = files(tmp_path)
+    did = seal(memory, tmp_path)
+    assert (did.rows, did.faults) == (0, {})
+    assert files(tmp_path) == before
