@@ -139,8 +139,21 @@ def now() -> str:
 
 @functools.cache
 def row_validator() -> Draft202012Validator:
-    Draft202012Validator.check_schema(row_schema())
-    return Draft202012Validator(row_schema())
+    """Of the published schema, with what it refers to in its place: half the time a row."""
+    schema = row_schema()
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(_inlined(schema, schema["$defs"]))
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_inlined(part, definitions) for part in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        assert set(node) == {"$ref"}
+        return _inlined(definitions[node["$ref"].removeprefix("#/$defs/")], definitions)
+    return {name: _inlined(part, definitions) for name, part in node.items() if name != "$defs"}
 
 
 def validate_row(row: AuditRow) -> None:
