@@ -9,10 +9,12 @@ import click
 
 from audit.cli_ledger import sealer_of
 from audit.cli_options import moment, parse_tenant, reading
+from audit.errors import AuditError
 from audit.invocation import new_request_id
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.pruning import Prune, Pruner
+from audit.table import clean
 from audit.terminal import echo, memory_of, settings_of
 
 
@@ -39,9 +41,9 @@ def prune(ctx: click.Context, before: datetime, tenant_id: str | None, dry_run: 
     They go from memory and ledger, in bundles of 256 and from the oldest on, as far as all rows of
     a bundle are older and none is of an open invocation. Their hashes stay, so what was proven
     stays proven, and a sealed row (audit.pruned) says what is gone. What an interrupted run has
-    left, the next one finishes.
+    left, the next one finishes. A ledger at fault is told, and those of other tenants are pruned.
 
-    Exit status: 0 fine, 1 the ledger is damaged or in use, 2 wrong usage.
+    Exit status: 0 fine, 1 the ledger of a tenant is damaged or in use, 2 wrong usage.
 
     \b
     Example:
@@ -52,11 +54,19 @@ def prune(ctx: click.Context, before: datetime, tenant_id: str | None, dry_run: 
         raise click.UsageError("--before must not lie in the future")
     memory = memory_of(ctx)
     pruner = _pruner(ctx)
+    faulty = False
     for tenant in [tenant_id] if tenant_id else memory.tenants():
-        plan = pruner.plan(tenant, before)
-        if not dry_run:
-            pruner.prune(plan)
-        echo(_line(plan, dry_run))
+        try:
+            plan = pruner.plan(tenant, before)
+            if not dry_run:
+                pruner.prune(plan)
+        except AuditError as error:
+            memory.check()  # where nothing answers, no tenant is at fault
+            click.echo(clean(f"Error: {tenant}: {error}"), err=True)
+            faulty = True
+        else:
+            echo(_line(plan, dry_run))
+    ctx.exit(1 if faulty else 0)
 
 
 def _pruner(ctx: click.Context) -> Pruner:

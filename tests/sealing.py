@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+import redis
+
+from audit.embedded import EmbeddedServer
 from audit.ledger.checkpoint import Checkpoint, open_checkpoint, origin_of
 from audit.ledger.claims import Trust
 from audit.ledger.finding import Kind, Report, Source
@@ -17,6 +22,7 @@ from audit.ledger.keys import LedgerKeys
 from audit.ledger.sealer import Sealer, SealRound
 from audit.ledger.sources import Sources
 from audit.ledger.verifier import verify
+from audit.memory import open_memory
 from audit.memory.base import AuditMemory, Entry
 from audit.testing import InMemory
 from tests.ledger_writer import rows_of
@@ -53,6 +59,26 @@ class Rows(InMemory):
 
 def row_of(tenant_id: str, number: int) -> bytes:
     return f"row {number} of {tenant_id}".encode()
+
+
+@contextmanager
+def raw_memory() -> Iterator[tuple[AuditMemory, Callable[..., None]]]:
+    """A memory on a server, and what puts an entry into it past the emit."""
+    with (
+        EmbeddedServer() as server,
+        closing(open_memory(server.url, timeout=10)) as memory,
+        redis.Redis.from_url(server.url) as client,
+    ):
+
+        def put(stored: bytes, tenant_id: str = TENANT, field: str = "row") -> None:
+            client.xadd(f"audit:{{{tenant_id}}}:rows", {field: stored})
+
+        yield memory, put
+
+
+def raw(memory: AuditMemory, tenant_id: str = TENANT) -> list[bytes]:
+    """What a memory has of a tenant, rows or not."""
+    return [entry.stored for entry in memory.entries(tenant_id, None, 10_000)]
 
 
 def make(memory: AuditMemory, directory: Path, **options: Any) -> Sealer:

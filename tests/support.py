@@ -139,14 +139,32 @@ def now() -> str:
 
 @functools.cache
 def row_validator() -> Draft202012Validator:
+    """Of the published schema, as it stands."""
     Draft202012Validator.check_schema(row_schema())
     return Draft202012Validator(row_schema())
+
+
+@functools.cache
+def inlined_validator() -> Draft202012Validator:
+    """Of the same schema, with what it refers to in its place: half the time a row."""
+    return Draft202012Validator(_inlined(row_schema(), row_schema()["$defs"]))
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_inlined(part, definitions) for part in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        assert set(node) == {"$ref"}
+        return _inlined(definitions[node["$ref"].removeprefix("#/$defs/")], definitions)
+    return {name: _inlined(part, definitions) for name, part in node.items() if name != "$defs"}
 
 
 def validate_row(row: AuditRow) -> None:
     """The row's bytes are canonical JSON (RFC 8785) that the published schema accepts."""
     document = json.loads(row.to_bytes())
-    row_validator().validate(document)
+    inlined_validator().validate(document)
     assert row.to_bytes() == rfc8785.dumps(document)
 
 

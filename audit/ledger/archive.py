@@ -114,16 +114,20 @@ class Archive:
                 if order_of(position) >= start:
                     yield position, stored
 
-    def newest(self, tenant_id: str) -> list[bytes]:
-        """The stored rows of a tenant's last bundle; none where nothing is sealed, or all pruned.
+    def from_the_end(self, tenant_id: str) -> Iterator[list[bytes]]:
+        """The stored rows of a tenant's bundles, the newest bundle first, until a pruned one.
 
         Raises: as :meth:`rows`.
         """
         log = self._log(tenant_id)
         size = 0 if log is None else _size(log)
         if log is None or not size:
-            return []
-        return [stored for _, stored in self._entries(log, (size - 1) // WIDTH, size)]
+            return
+        for index in range((size - 1) // WIDTH, -1, -1):
+            entries = [stored for _, stored in self._entries(log, index, size)]
+            if not entries:
+                return
+            yield entries
 
     def _log(self, tenant_id: str) -> LogFolder | None:
         names = [name for name, whose in self._folder.tenants().items() if whose == tenant_id]

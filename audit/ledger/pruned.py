@@ -24,7 +24,7 @@ from audit.ledger.tile_directory import TileDirectory
 from audit.ledger.tiles import WIDTH, tile_of
 
 #: What the stored bytes of such a row begin with.
-_BEGINS: Final = b'{"kind":"audit.pruned"'
+BEGINS: Final = b'{"kind":"audit.pruned"'
 
 
 def pruned_origin(origin: str) -> str:
@@ -73,7 +73,7 @@ def pruned_rows(tiles: TileDirectory, size: int, origin: str, keys: Iterable[Ver
 
 
 def _told(stored: bytes, origin: str, keys: tuple[VerifierKey, ...]) -> int:
-    if not stored.startswith(_BEGINS):
+    if not stored.startswith(BEGINS):
         return 0
     try:
         payload = json.loads(stored)["payload"]

@@ -8,35 +8,41 @@ is signed, see :mod:`audit.ledger.pruned`; a missing bundle that none covers is 
 
 What is guaranteed: nothing goes before that row is sealed. Only bundles go that are full, sealed,
 of the very rows that were sealed, all older than asked, and of no open invocation; a changed row is
-evidence and stays. A crash anywhere leaves what the same command, given again, finishes.
+evidence and stays. An entry that is no row keeps nothing (:mod:`audit.ledger.moments`). A crash
+anywhere leaves what the same command, given again, finishes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final
 
 from ulid import ULID
 
-from audit.errors import LedgerDamagedError, LedgerError, TileMissingError
-from audit.ledger.archive import Archive, read_through
+from audit.errors import LedgerDamagedError, LedgerError, RowError, TileMissingError
+from audit.ledger.archive import Archive
 from audit.ledger.checkpoint import open_checkpoint, origin_of
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.log import LogFolder
 from audit.ledger.merkle import fold, leaf_hash, root
-from audit.ledger.pruned import is_sound, pruned_rows, sign_pruned
+from audit.ledger.moments import judged, may_go
+from audit.ledger.pruned import BEGINS, is_sound, pruned_rows, sign_pruned
 from audit.ledger.tiles import HEIGHT, WIDTH, Tile, tile_of
 from audit.memory.base import AuditMemory, RowFilter, order_of
 from audit.row import AuditRow, timestamp
-from audit.system_rows import PRUNED, audit_pruned
+from audit.system_rows import audit_pruned
 
 #: Seconds to wait until the row is sealed, and between two looks.
 PATIENCE: Final = 30.0
 LOOK: Final = 0.1
+#: Entries read in one go; the memory serves nobody else meanwhile.
+_PAGE: Final = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,17 +119,10 @@ class Pruner:
             return nothing
         size = self._verified_size(log, tenant_id, note)
         announced = self._pruned(log, tenant_id, size)
-        still_open = {row.request_id for row in self._memory.running(tenant_id)}
-        rows = gone = 0
-        while rows + WIDTH <= size:
-            found = _bundle(log, rows // WIDTH, size)
-            if found is None and rows >= announced:
-                raise _lost(log, rows)
-            if found is None:
-                gone += WIDTH
-            elif not all(_may_go(stored, before, still_open) for stored in found):
-                break
-            rows += WIDTH
+        running = self._memory.running(tenant_id)
+        still_open = {str(row.payload.get("request_id")) for row in running}
+        old, gone = _old(log, size, announced, before, still_open)
+        rows = old // WIDTH * WIDTH
         if not rows:
             return nothing
         top = root(rows, log.tiles.node_reader(size)).hex()
@@ -147,10 +146,20 @@ class Pruner:
 
     # --- saying so ----------------------------------------------------------------------------
 
-    def _announced(self, tenant_id: str) -> list[AuditRow]:
-        wanted = RowFilter(tenant_id=tenant_id, kind=PRUNED)
+    def _announced(self, tenant_id: str) -> Iterator[AuditRow]:
+        """Rows that say what was pruned, sealed or not; of entries that are no rows, none."""
         archive = Archive(self._folder, self._keys.verifiers)
-        return list(read_through(self._memory, archive, wanted))
+        # The memory first: what is trimmed meanwhile is in the bundles then.
+        for position, stored in chain(self._hot(tenant_id), archive.stored(tenant_id)):
+            if stored.startswith(BEGINS):
+                with suppress(RowError):
+                    yield AuditRow.from_bytes(stored, position)
+
+    def _hot(self, tenant_id: str) -> Iterator[tuple[str, bytes]]:
+        after = None
+        while page := self._memory.entries(tenant_id, after, _PAGE):
+            yield from ((entry.position, entry.stored) for entry in page if not entry.foreign)
+            after = page[-1].position
 
     def _pruned(self, log: LogFolder, tenant_id: str, size: int) -> int:
         if _first_is_there(log, size):
@@ -161,7 +170,7 @@ class Pruner:
         """The stored row that covers what is to go: one from before a crash, or a new one."""
         origin = self._origin_of(prune.tenant_id)
         for row in self._announced(prune.tenant_id):
-            said = row.payload["rows"], row.payload["root"]
+            said = row.payload.get("rows"), row.payload.get("root")
             if said == (prune.rows, prune.root) and is_sound(
                 row.payload, origin, self._keys.verifiers
             ):
@@ -231,25 +240,44 @@ def _first_is_there(log: LogFolder, size: int) -> bool:
     return True
 
 
+def _old(
+    log: LogFolder, size: int, announced: int, before: datetime, still_open: Collection[str]
+) -> tuple[int, int]:
+    """How many of the first rows may go, and how many of those are gone already."""
+    old = gone = 0
+    for index in range(-(-size // WIDTH)):
+        start, full = index * WIDTH, (index + 1) * WIDTH <= size
+        if not full and old == start:
+            break  # it stays anyway, and nothing before it hangs on it
+        found = _bundle(log, index, size)
+        if found is None and start >= announced:
+            raise _lost(log, start)
+        if found is None:
+            old, gone = start + WIDTH, gone + WIDTH
+            continue
+        told = list(judged(found, before, still_open))
+        if count := may_go(told):
+            old = start + count
+        if len(told) < len(found):
+            break
+    return old, gone
+
+
 def _bundle(log: LogFolder, index: int, size: int) -> list[bytes] | None:
-    """The rows of a full bundle, exactly as they were sealed; ``None`` if they are gone."""
-    hashes = log.tiles.hashes(Tile(0, index))
+    """The rows of a bundle, exactly as they were sealed; ``None`` if they are gone."""
+    hashes = log.tiles.hashes(tile_of(0, index, size))
     try:
-        entries = log.tiles.entries(Tile(None, index))
+        entries = log.tiles.entries(tile_of(None, index, size))
     except TileMissingError:
         entries = None
     told = hashes if entries is None else list(map(leaf_hash, entries))
-    if told != hashes or fold(hashes) != log.tiles.node_reader(size)(HEIGHT, index):
+    full = len(hashes) == WIDTH
+    if told != hashes or (full and fold(hashes) != log.tiles.node_reader(size)(HEIGHT, index)):
         raise LedgerDamagedError(
-            f"rows {index * WIDTH} to {(index + 1) * WIDTH - 1} in {log.root} are not what was"
-            " sealed, and that is evidence: nothing was removed, run `audit verify`"
+            f"rows {index * WIDTH} to {index * WIDTH + len(hashes) - 1} in {log.root} are not what"
+            " was sealed, and that is evidence: nothing was removed, run `audit verify`"
         )
     return entries
-
-
-def _may_go(stored: bytes, before: datetime, still_open: Collection[str]) -> bool:
-    row = AuditRow.from_bytes(stored)
-    return datetime.fromisoformat(row.ts) < before and row.request_id not in still_open
 
 
 def _behind(log: LogFolder, rows: int) -> str:

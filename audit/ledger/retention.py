@@ -3,7 +3,8 @@
 What is guaranteed: a row leaves the memory only where its very bytes stand in a bundle, at its
 position, under the newest checkpoint; rows of open invocations and what follows them stay. Whoever
 reads rows through :mod:`audit.ledger.archive` notices nothing. How old a row is counts from the
-newest sealed ones of its tenant, so that a verifier can tell what was trimmed without a clock.
+newest sealed ones of its tenant, and not from a clock alone. A fault of one tenant keeps no other
+from being trimmed, and a sealed entry that is no row keeps nothing (:mod:`audit.ledger.moments`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -18,8 +20,8 @@ from audit.errors import AuditError, AuditMemoryError, LedgerDamagedError
 from audit.ledger.archive import Archive
 from audit.ledger.background import Background
 from audit.ledger.folder import LedgerFolder
+from audit.ledger.moments import judged, may_go, moment_of
 from audit.memory.base import AuditMemory, Entry, order_of
-from audit.row import AuditRow
 
 logger: Final = logging.getLogger("audit")
 
@@ -27,6 +29,19 @@ logger: Final = logging.getLogger("audit")
 EVERY: Final = 30.0
 #: Rows looked at in one go; the memory serves nobody else meanwhile.
 PAGE: Final = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trimmed:
+    """What one look through the memory did.
+
+    Attributes:
+        rows: how many went.
+        faults: why not all went that should have, by tenant.
+    """
+
+    rows: int
+    faults: dict[str, AuditError]
 
 
 class HotRetention:
@@ -57,54 +72,67 @@ class HotRetention:
         self._keep = timedelta(seconds=seconds)
         self._now = now
         self._background = Background("hot retention", self._watch, every, clock)
-        self._told = ""
+        self._told: frozenset[str] = frozenset()
 
     def poke(self) -> bool:
         """Begin, if it is time and nothing is under way; never waits, never raises."""
         return self._background.poke()
 
-    def trim(self) -> int:
-        """Trim every tenant's rows; how many went.
+    def trim(self) -> Trimmed:
+        """Trim every tenant's rows, each by itself.
 
         Raises:
-            LedgerDamagedError: memory and bundle have different bytes at one position.
-            LedgerError: the ledger cannot be read.
             AuditMemoryError: the memory did not answer.
         """
-        return sum(self._trim(tenant_id) for tenant_id in self._memory.tenants())
+        rows, faults = 0, {}
+        for tenant_id in self._memory.tenants():
+            try:
+                rows += self._trim(tenant_id)
+            except AuditError as error:
+                self._memory.check()  # where nothing answers, no tenant is at fault
+                faults[tenant_id] = error
+        return Trimmed(rows=rows, faults=faults)
 
     def _trim(self, tenant_id: str) -> int:
-        if not (newest := self._archive.newest(tenant_id)):
+        before = self._before(tenant_id)
+        if before is None:
             return 0
-        before = min(self._now(), max(map(_moment, newest))) - self._keep
-        trimmed, sealed = 0, _Sealed(self._archive, tenant_id)
-        while page := self._memory.entries(tenant_id, None, PAGE):
-            may_go = list(sealed.of(page, before))
-            if not may_go:
+        sealed, after = _Sealed(self._archive, tenant_id), None
+        trimmed = undecided = 0
+        while page := self._memory.entries(tenant_id, after, PAGE):
+            found = list(judged(sealed.of(page), before))
+            if old := may_go(found):
+                went = self._memory.trim(tenant_id, _behind(page[old - 1].position))
+                trimmed += went
+                if went < undecided + old:
+                    break
+                undecided = 0
+            if len(found) < len(page):
                 break
-            major, minor = order_of(may_go[-1].position)
-            went = self._memory.trim(tenant_id, f"{major}-{minor + 1}")
-            trimmed += went
-            if went < len(may_go) or len(may_go) < len(page):
-                break
+            undecided += len(found) - old
+            after = page[-1].position
         return trimmed
 
-    def _watch(self) -> None:
-        try:
-            self.trim()
-            self._told = ""
-        except AuditMemoryError as error:
-            self._tell("hot rows stay for now: %s", error, logging.ERROR, "sev-3")
-        except LedgerDamagedError as error:
-            self._tell("the ledger may be damaged: %s", error, logging.CRITICAL, "sev-1")
-        except AuditError as error:
-            self._tell("hot rows stay: %s", error, logging.ERROR, "sev-2")
+    def _before(self, tenant_id: str) -> datetime | None:
+        """What is older goes; ``None``: nothing sealed says how old it is."""
+        for bundle in self._archive.from_the_end(tenant_id):
+            if moments := [moment for stored in bundle if (moment := moment_of(stored))]:
+                try:
+                    return min(self._now(), max(moments)) - self._keep
+                except OverflowError:
+                    return None  # before the year 1
+        return None
 
-    def _tell(self, text: str, error: AuditError, level: int, severity: str) -> None:
-        """Each fault once, for as long as it lasts."""
-        if str(error) != self._told:
-            logger.log(level, text, error, extra={"severity": severity})
-        self._told = str(error)
+    def _watch(self) -> None:
+        faults: list[AuditError]
+        try:
+            faults = list(self.trim().faults.values())
+        except AuditError as error:
+            faults = [error]
+        for fault in faults:
+            if str(fault) not in self._told:  # each once, for as long as it lasts
+                _tell(fault)
+        self._told = frozenset(map(str, faults))
 
 
 class _Sealed:
@@ -115,14 +143,12 @@ class _Sealed:
         self._tenant_id = tenant_id
         self._rows: Iterator[tuple[str, bytes]] | None = None
 
-    def of(self, page: list[Entry], before: datetime) -> Iterator[Entry]:
-        """The first entries of a page that are sealed, and older than that."""
+    def of(self, page: list[Entry]) -> Iterator[bytes]:
+        """The first entries of a page, as far as they are sealed."""
         for entry in page:
             if self._at(entry) != entry.stored:
                 return
-            if _moment(entry.stored) >= before:
-                return
-            yield entry
+            yield entry.stored
 
     def _at(self, entry: Entry) -> bytes | None:
         """What is sealed at the position of an entry; ``None``: nothing is, or not any more."""
@@ -143,5 +169,15 @@ class _Sealed:
         return None
 
 
-def _moment(stored: bytes) -> datetime:
-    return datetime.fromisoformat(AuditRow.from_bytes(stored).ts)
+def _behind(position: str) -> str:
+    major, minor = order_of(position)
+    return f"{major}-{minor + 1}"
+
+
+def _tell(error: AuditError) -> None:
+    text, level, severity = "hot rows stay: %s", logging.ERROR, "sev-2"
+    if isinstance(error, AuditMemoryError):
+        text, severity = "hot rows stay for now: %s", "sev-3"
+    elif isinstance(error, LedgerDamagedError):
+        text, level, severity = "the ledger may be damaged: %s", logging.CRITICAL, "sev-1"
+    logger.log(level, text, error, extra={"severity": severity})

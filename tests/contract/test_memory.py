@@ -71,6 +71,22 @@ MANY = 1203
 SHARED = ["redis-tcp", "redis-socket"]
 
 
+@pytest.fixture(scope="module")
+def kept() -> Iterator[EmbeddedServer]:
+    """A server for all tests here: none of them ends it or sets anything of it."""
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(kept: EmbeddedServer) -> EmbeddedServer:
+    """That server, as empty as a fresh one: no key, and no script that it knows."""
+    with redis.Redis.from_url(kept.url) as client:
+        client.flushall()
+        client.script_flush()
+    return kept
+
+
 @pytest.fixture(params=SHARED)
 def url(request: pytest.FixtureRequest) -> str:
     """The URL of a fresh, empty memory, for every backend that several processes can use."""

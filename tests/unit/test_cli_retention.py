@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -11,11 +12,13 @@ from click.testing import CliRunner, Result
 
 from audit import cli_keeper
 from audit.cli import audit
+from audit.ledger.folder import LedgerFolder
 from audit.ledger.keys import write_new
 from audit.ledger.sealer import Sealer
+from audit.ledger.tiles import Tile
 from audit.settings import AuditSettings
 from audit.testing import InMemory
-from tests.sealing import KEYS, OTHER, PREFIX
+from tests.sealing import KEYS, OTHER, PREFIX, log_of
 from tests.support import TENANT, completed, make_identity, started
 from tests.witness import FakeWitness
 
@@ -137,6 +140,30 @@ def test_a_damaged_ledger_is_status_1(memory: InMemory, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"triage", b"triaGe", 1))
     done = run("--before", LIMIT)
     assert (done.exit_code, "audit verify" in done.output) == (1, True)
+
+
+def test_a_fault_of_one_tenant_keeps_no_other(memory: InMemory, tmp_path: Path) -> None:
+    """Whichever it is: the fault is told, the other tenant is pruned, and the status is 1."""
+    for damaged, whole in ((OTHER, TENANT), (TENANT, OTHER)):
+        folder = tmp_path / damaged
+        shutil.copytree(tmp_path / "ledger", folder)
+        path = LedgerFolder(folder).log(log_of(damaged)).root / Tile(None, 0).to_path()
+        path.write_bytes(path.read_bytes().replace(b"triage", b"triaGe", 1))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("AUDIT_LEDGER_DIR", str(folder))
+            done = run("--before", LIMIT, "--dry-run")
+        assert done.exit_code == 1
+        assert done.stdout == f"{whole}: rows 0 to 255 would go; rows gone before: 0\n"
+        assert done.stderr.startswith(f"Error: {damaged}: rows 0 to 255 in ")
+
+
+def test_an_outage_is_told_once(memory: InMemory) -> None:
+    """A memory that does not answer is no fault of each tenant."""
+    tenants = memory.tenants()
+    memory.tenants = lambda: tenants  # type: ignore[method-assign]
+    memory.down = True
+    done = run("--before", LIMIT)
+    assert (done.exit_code, done.output.count("Error")) == (1, 1)
 
 
 def test_the_keeper_begins_what_the_settings_ask_for(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from tests.support import (
     TENANT,
     TRACE_ID,
     completed,
+    inlined_validator,
     make_ending,
     make_identity,
     refused,
@@ -591,3 +592,4 @@ def test_the_schema_rejects_what_is_no_row(
     change(found)
     assert found != before or json.dumps(found) != json.dumps(before)
     assert not row_validator().is_valid(found)
+    assert not inlined_validator().is_valid(found)

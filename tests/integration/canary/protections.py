@@ -130,6 +130,10 @@ PROTECTIONS: dict[str, Protection] = {
 }
 
 
+#: Channels by which Celery tells of tasks; the tests of these protections are a file of their own.
+TOLD = ("events", "signals", "inspect")
+
+
 def switch_off(name: str) -> None:
     """Patch one protection away; none where ``name`` is empty."""
     if name:

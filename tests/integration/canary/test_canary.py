@@ -7,8 +7,7 @@ to publish and into every ending, and then everything that anybody said about it
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,9 @@ import pytest
 from audit.row import COMPLETED, REFUSED, STARTED
 from tests.integration.canary.channels import Document
 from tests.integration.canary.host import Host, host
-from tests.integration.canary.protections import PROTECTIONS, Protection
-from tests.integration.canary.secrets import Detector, Hit, Mint, encodings, texts
+from tests.integration.canary.report import report
+from tests.integration.canary.secrets import Mint, encodings, texts
 from tests.integration.canary.ways import CALM, IN_THREADS
-
-#: What was found, by channel and by the name of the path that the secret went along.
-Hits = defaultdict[tuple[str, str], list[tuple[Document, Hit]]]
 
 #: What each channel must have said, or else it was not searched: what a document is called, and
 #: what stands in it.
@@ -102,27 +98,6 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         yield found
 
 
-def report(found: Host, documents: Iterable[Document]) -> str:
-    """Which secrets were found where; empty where there are none."""
-    detector = Detector(Mint(found.seed), range(len(found.paths)))
-    hits: Hits = defaultdict(list)
-    for document in documents:
-        for hit in detector.hits(document.text):
-            hits[document.channel, found.paths[hit.path]].append((document, hit))
-    return "\n".join(_lines(hits))
-
-
-def _lines(hits: Hits) -> Iterator[str]:
-    """One line for all ways of a channel that give the same places away, and one example."""
-    alike: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for (channel, way), found in hits.items():
-        alike[channel, ", ".join(sorted({hit.place for _, hit in found}))].append(way)
-    for (channel, places), ways in sorted(alike.items()):
-        document, hit = hits[channel, ways[0]][0]
-        yield f"{channel}: [{places}] of [{'; '.join(sorted(ways))}]"
-        yield f"    e.g. {document.name}, line {hit.line}, {hit.form}: ...{hit.before}"
-
-
 @pytest.mark.parametrize("channel", SAID)
 def test_no_secret_is_found(everything: Host, channel: str) -> None:
     """No row, event, log, span, Flower page or answer, inspect answer or spool file has one."""
@@ -197,13 +172,3 @@ def test_the_hash_stands_where_the_result_would(everything: Host) -> None:
         if event["type"] == "task-succeeded" and event["uuid"] == task_id
     )
     assert f"sha256:{completed.payload['result_hash']}" in seen["result"]
-
-
-@pytest.mark.parametrize("name", PROTECTIONS)
-def test_each_protection_is_needed(tmp_path: Path, name: str) -> None:
-    """Switched off, a secret shows up where the protection stood."""
-    protection: Protection = PROTECTIONS[name]
-    with host(tmp_path) as found:
-        found.reduced(name, protection)
-        documents = [d for d in found.documents() if d.channel == protection.channel]
-        assert f"{protection.channel}: " in report(found, documents)
