@@ -25,7 +25,7 @@ from audit.ledger.verifier import verify
 from audit.memory import open_memory
 from audit.memory.base import AuditMemory, Entry
 from audit.testing import InMemory
-from tests.ledger_writer import rows_of
+from tests.ledger_writer import just_now, rows_of
 from tests.naive_merkle import NaiveTree
 from tests.support import TENANT
 
@@ -156,7 +156,7 @@ def two_tenants(directory: Path) -> InMemory:
 
 
 def emit(memory: InMemory, tenant_id: str, count: int, seed: int) -> None:
-    for row in rows_of(tenant_id, count, Random(seed)):
+    for row in just_now(rows_of(tenant_id, count, Random(seed))):
         memory.emit(row)
 
 

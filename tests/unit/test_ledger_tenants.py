@@ -65,6 +65,7 @@ def test_a_tenant_that_only_the_files_know_is_a_finding(
     log = log_of(NEIGHBOUR)
     assert kinds(check(memory, root, secret=secret)) == [
         (Kind.ROLLBACK, Source.MEMORY, log), (Kind.CUT, Source.MEMORY, log),
+        (Kind.UNLISTED, Source.MEMORY, log),
     ]  # fmt: skip
 
 

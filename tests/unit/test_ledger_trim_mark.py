@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from audit.errors import CheckpointError
 from audit.ledger.claims import Trust
 from audit.ledger.finding import META, Kind, LogReport, Report, Verdict
 from audit.ledger.note_key import SignerKey
@@ -133,5 +134,5 @@ def test_a_kept_checkpoint_of_a_log_whose_tenant_is_unknown_is_no_pass(
     del ledger.memory.rows[TENANT], ledger.memory.newest[TENANT]
     trust = Trust((SIGNER.verifier,), PREFIX)
     assert verify(Sources(trust=trust, memory=ledger.memory)).verdict is Verdict.RIGHT
-    report = verify(Sources(trust=trust, memory=ledger.memory, given=(given,)))
-    assert report.verdict is Verdict.PARTIAL
+    with pytest.raises(CheckpointError):
+        verify(Sources(trust=trust, memory=ledger.memory, given=(given,)))
