@@ -34,6 +34,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.canonical", "audit.masking", "audit.binary"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
     ("audit.context", "audit.system_rows"),
+    ("audit.memory.filter",),
+    ("audit.memory.page",),
     ("audit.memory.base", "audit.metrics", "audit.memory.connection", "audit.signing"),
     (
         "audit.spool",
@@ -49,6 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.invocation", "audit.ledger.*"),
     ("audit.memory", "audit.reconciler"),
     ("audit.keeper", "audit.table"),
+    ("audit.board.*",),
     ("audit.terminal", "audit.cli_options"),
     ("audit.cli_ledger", "audit.cli_compare", "audit.cli_verify", "audit.cli_evidence"),
     ("audit.cli_keeper", "audit.cli_retention"),
