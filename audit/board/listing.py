@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from audit.board.line import InvocationLine
+from audit.board.line import InvocationLine, lines_of
 from audit.memory.base import AuditMemory, RowFilter
 from audit.memory.page import LOOK
 
@@ -46,4 +46,12 @@ def listing(
         ValueError: that is no cursor.
         AuditMemoryError: the memory did not answer.
     """
-    raise NotImplementedError
+    page = memory.page(wanted, most=most, look=look, cursor=cursor)
+    return Listing(
+        lines=lines_of(page.rows),
+        looked=page.looked,
+        reached=page.reached,
+        next=page.next,
+        damaged=len(page.damaged),
+        trimmed=page.trimmed,
+    )

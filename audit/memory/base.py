@@ -22,7 +22,7 @@ Every memory guarantees:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +31,7 @@ from typing import Final
 from uuid import UUID
 
 from audit.memory.filter import RowFilter
+from audit.memory.page import Paging
 from audit.row import STARTED, AuditRow, Reason
 
 __all__ = [
@@ -161,7 +162,7 @@ class Once:
             raise ValueError("only a started row may ask whether it is a replay")
 
 
-class AuditMemory(ABC):
+class AuditMemory(Paging):
     """An append-only store of rows, and of the leases of those who write them."""
 
     @property

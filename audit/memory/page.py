@@ -93,8 +93,9 @@ class Paging(ABC):
         Args:
             wanted: which rows.
             most: rows, 1 or more.
-            look: entries, 1 or more. From each tenant at least one entry is fetched, looked at or
-                not.
+            look: entries to fetch, 1 or more. One of each tenant is fetched even beyond that. Of
+                several tenants, some that are fetched may come too late in the order to be looked
+                at, so that :attr:`Page.looked` stays below.
             cursor: :attr:`Page.next` of the page before; ``None`` for the newest. It is the same
                 for every filter.
 
@@ -105,7 +106,7 @@ class Paging(ABC):
 
     @abstractmethod
     def open_page(self, tenant_id: str | None, most: int) -> Open:
-        """The ``most`` invocations that are open longest, of one tenant or all.
+        """The ``most`` invocations that are open longest, to the millisecond, of one tenant or all.
 
         Raises:
             ValueError: ``most`` is less than 1.

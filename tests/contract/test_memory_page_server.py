@@ -1,0 +1,141 @@
+"""Bounded reading on a server: damage, and what many tenants cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from audit.memory.base import RowFilter
+from audit.memory.page import Damaged
+from audit.memory.redis import RedisMemory
+from audit.row import AuditRow
+from tests.pages import ALL, invoke, rows_of, tenant, walk
+from tests.support import TENANT, make_identity, refused, started
+
+
+@pytest.fixture
+def on_server(empty_url: str) -> Iterator[RedisMemory]:
+    """The memory on a server, for what only a server has."""
+    made = RedisMemory(empty_url, timeout=30)
+    yield made
+    made.close()
+
+
+def test_what_is_no_row_is_named_and_ends_nobody(on_server: RedisMemory, empty_url: str) -> None:
+    """Entries that are no row are counted, with their places, and the rows around them come."""
+    client = redis.Redis.from_url(empty_url)
+    key = f"audit:{{{TENANT}}}:rows"
+    good = [invoke(on_server), invoke(on_server)]
+    document = started(make_identity()).as_dict()
+    places = [
+        client.xadd(key, {"other": "x"}),
+        client.xadd(key, {"row": "no json"}),
+        client.xadd(key, {"row": started(make_identity(), ts="soon").to_bytes()}),
+        client.xadd(key, {"row": started(make_identity(), ts="2026-01-01T00:00:00").to_bytes()}),
+        client.xadd(key, {"row": redis_json({**document, "payload": {}})}),
+        client.xadd(key, {"row": redis_json({**document, "ts": 7})}),
+        client.xadd(key, {"row": b"[" * 100_000}),
+    ]
+    good.append(invoke(on_server))
+    for wanted in (ALL, RowFilter(since=datetime.now(UTC) - timedelta(hours=1))):
+        page = on_server.page(wanted)
+        assert len(page.rows) == 2 * len(good)
+        assert page.damaged == tuple(Damaged(TENANT, p.decode()) for p in reversed(places))
+        assert page.looked == len(page.rows) + len(page.damaged)
+
+
+def redis_json(document: dict[str, Any]) -> bytes:
+    return AuditRow(
+        kind=document["kind"], ts=document["ts"], payload=document["payload"], meta={}
+    ).to_bytes()
+
+
+def test_an_entry_of_the_farthest_future_ends_nobody(
+    on_server: RedisMemory, empty_url: str
+) -> None:
+    """The greatest position there is reads as the last moment there is."""
+    row = started(make_identity())
+    client = redis.Redis.from_url(empty_url)
+    client.sadd("audit:tenants", TENANT)
+    client.xadd(f"audit:{{{TENANT}}}:rows", {"row": row.to_bytes()}, id=f"{2**64 - 1}-{2**64 - 1}")
+    page = on_server.page(ALL)
+    assert [found.to_bytes() for found in page.rows] == [row.to_bytes()]
+    assert page.reached is not None
+    assert page.reached.year == 9999
+
+
+def test_an_open_one_whose_row_is_none_is_left_out(on_server: RedisMemory, empty_url: str) -> None:
+    """It counts as open, and hides no other."""
+    identity = make_identity()
+    on_server.emit(started(identity))
+    client = redis.Redis.from_url(empty_url)
+    position = client.xadd(f"audit:{{{TENANT}}}:rows", {"row": "no json"})
+    client.hset(f"audit:{{{TENANT}}}:requests", "X", b"o " + position)
+    client.zadd(f"audit:{{{TENANT}}}:open", {"X": 1})
+    page = on_server.open_page(None, 10)
+    assert ([row.request_id for row in page.rows], page.total) == ([identity.request_id], 2)
+
+
+class Counting(RedisMemory):
+    """Counts round trips and entries fetched."""
+
+    def __init__(self, url: str) -> None:
+        self.trips = self.fetched = 0
+        super().__init__(url, timeout=30)
+
+    def _exchange(self, commands: Any) -> list[Any]:
+        replies = super()._exchange(commands)
+        self.trips += 1
+        self.fetched += sum(
+            len(reply) for sent, reply in zip(commands, replies, strict=True) if "RANGE" in sent[0]
+        )
+        return replies
+
+
+def of_many_tenants(url: str, tenants: int, busy: int) -> None:
+    """Two rows of each tenant, and many newer ones of the first."""
+    client = redis.Redis.from_url(url)
+    pipeline = client.pipeline(transaction=False)
+    for number in range(tenants):
+        pipeline.sadd("audit:tenants", tenant(number))
+        for minor in (1, 2):
+            row = refused(make_identity(tenant_id=tenant(number))).to_bytes()
+            key = f"audit:{{{tenant(number)}}}:rows"
+            pipeline.xadd(key, {"row": row}, id=f"1000-{minor}")
+    for number in range(busy):
+        row = refused(make_identity(tenant_id=tenant(0))).to_bytes()
+        pipeline.xadd(f"audit:{{{tenant(0)}}}:rows", {"row": row}, id=f"{2000 + number}-0")
+    pipeline.execute()
+
+
+def test_a_thousand_quiet_tenants_cost_one_small_read_each(empty_url: str) -> None:
+    """Beside a busy tenant they are asked once, all together; the busy one fills the page."""
+    of_many_tenants(empty_url, tenants=1000, busy=3000)
+    memory = Counting(empty_url)
+    page = memory.page(RowFilter(skill_id="no.such"), look=2500)
+    assert {row.tenant_id for row in memory.page(ALL, most=50).rows} == {tenant(0)}
+    assert page.looked > 1400
+    assert len(str(page.next)) < 80
+    memory.trips = memory.fetched = 0
+    memory.page(RowFilter(skill_id="no.such"), look=2500)
+    assert memory.fetched <= 2500
+    assert memory.trips < 20
+    memory.close()
+
+
+def test_never_more_than_the_budget_is_fetched(empty_url: str) -> None:
+    """However busy all of a thousand tenants are, and however small the budget is."""
+    of_many_tenants(empty_url, tenants=1000, busy=0)
+    memory = Counting(empty_url)
+    for look in (1, 10, 999, 1000, 1500, 5000):
+        memory.fetched = 0
+        page = memory.page(RowFilter(skill_id="no.such"), look=look)
+        assert memory.fetched <= max(look, 1000)
+        assert 1 <= page.looked <= look
+    found = walk(memory, look=1500, most=5000)
+    assert len(rows_of(found)) == 2000
+    memory.close()
