@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 from audit.memory import AuditMemory
 from audit.memory.base import RowFilter
 from audit.memory.page import Page
 from audit.row import AuditRow
-from tests.support import completed, make_identity, started
+from audit.testing import InMemory
+from tests.support import TENANT, completed, make_identity, started
 
 ALL = RowFilter()
+OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 
 
 def invoke(memory: AuditMemory, **overrides: Any) -> tuple[AuditRow, AuditRow]:
@@ -37,3 +40,17 @@ def walk(memory: AuditMemory, wanted: RowFilter = ALL, **bounds: int) -> list[Pa
 
 def rows_of(pages: list[Page]) -> list[AuditRow]:
     return [row for page in pages for row in page.rows]
+
+
+class Sealed(InMemory):
+    """A memory that knows up to where it is sealed."""
+
+    sealed_to: str | None = None
+
+    def sealed_position(self, tenant_id: str) -> str | None:
+        return self.sealed_to
+
+
+def seal(memory: InMemory, size: int) -> None:
+    note = f"host/log\n{size}\n{b64encode(bytes(32)).decode()}\n\n\u2014 host/log AAAAAGFi\n"
+    assert memory.swap_sealed(TENANT, memory.sealed(TENANT), note.encode())

@@ -6,14 +6,43 @@ the entries looked at, so they say nothing of the time before :attr:`Overview.re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
-from audit.board.standing import LedgerState
-from audit.memory.base import AuditMemory
+from audit.board.line import text
+from audit.board.measures import (
+    Bucket,
+    Endings,
+    RefusedLine,
+    SkillLine,
+    emit_milliseconds,
+    endings,
+    percentile,
+    refusals,
+    skills,
+)
+from audit.board.standing import LedgerState, ledger_state
+from audit.keeper import ROLE
+from audit.memory.base import AuditMemory, RowFilter
 from audit.memory.page import LOOK
-from audit.row import AuditRow, Outcome
+from audit.row import AuditRow
+
+__all__ = [
+    "Bucket",
+    "Endings",
+    "Overview",
+    "RefusedLine",
+    "RunningLine",
+    "SkillLine",
+    "age_seconds",
+    "held_leases",
+    "overview",
+]
+
+#: Open invocations shown.
+RUNNING: Final = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,61 +58,6 @@ class RunningLine:
     row: AuditRow
     age_seconds: float
     has_lease: bool | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bucket:
-    """How many invocations ended in one stretch of time.
-
-    Attributes:
-        begin: when it begins, in UTC.
-        counts: for each of the four outcomes, 0 included, in their order.
-    """
-
-    begin: datetime
-    counts: Mapping[Outcome, int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Endings:
-    """How invocations ended over time, by the store's clock.
-
-    Attributes:
-        buckets: oldest first, without gaps, the last one with the present moment; 60 at most. Empty
-            where nothing was looked at. The first one may lack what lies before the look.
-        seconds_each: how long each is.
-    """
-
-    buckets: tuple[Bucket, ...]
-    seconds_each: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SkillLine:
-    """How one skill did.
-
-    Attributes:
-        skill_id: its name.
-        calls: invocations that ended.
-        failed: those of them whose outcome is not success.
-        p50_ms, p95_ms, max_ms: of the durations that were measured; ``None`` where none was.
-    """
-
-    skill_id: str
-    calls: int
-    failed: int
-    p50_ms: int | None
-    p95_ms: int | None
-    max_ms: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RefusedLine:
-    """How often invocations were refused for one reason, and the last time."""
-
-    reason: str
-    count: int
-    last: AuditRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,4 +119,49 @@ def overview(
     Raises:
         AuditMemoryError: the memory did not answer.
     """
-    raise NotImplementedError
+    page = memory.page(RowFilter(tenant_id=tenant_id), most=look, look=look)
+    still_open = memory.open_page(tenant_id, RUNNING)
+    found, emits = skills(page.rows), emit_milliseconds(page.rows, memory.stored_at)
+    return Overview(
+        running=_running(memory, still_open.rows, now),
+        running_total=still_open.total,
+        picture=endings(page.rows, page.reached, now, memory.stored_at),
+        slowest=found.slowest,
+        failing=found.failing,
+        emit_p50_ms=percentile(emits, 50),
+        emit_p95_ms=percentile(emits, 95),
+        refused=refusals(page.rows),
+        keeper_leads=memory.is_led(ROLE),
+        ledger=ledger_state(memory, page, configured=ledger),
+        damaged=len(page.damaged),
+        looked=page.looked,
+        reached=page.reached,
+        complete=page.next is None,
+        trimmed=page.trimmed,
+    )
+
+
+def age_seconds(row: AuditRow, now: datetime) -> float:
+    """How long before ``now`` a row says it was; never below 0, however clocks differ."""
+    return max(0.0, (now - datetime.fromisoformat(row.ts)).total_seconds())
+
+
+def held_leases(memory: AuditMemory, rows: Iterable[AuditRow]) -> dict[str, bool]:
+    """Of each process that these rows name, whether its lease is held now."""
+    workers = {worker for row in rows if (worker := text(row.meta.get("worker")))}
+    held = memory.leases(workers) if workers else set()
+    return {worker: worker in held for worker in workers}
+
+
+def _running(
+    memory: AuditMemory, rows: Sequence[AuditRow], now: datetime
+) -> tuple[RunningLine, ...]:
+    held = held_leases(memory, rows)
+    return tuple(
+        RunningLine(
+            row=row,
+            age_seconds=age_seconds(row, now),
+            has_lease=held.get(text(row.meta.get("worker")) or ""),
+        )
+        for row in rows
+    )

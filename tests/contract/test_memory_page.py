@@ -16,7 +16,7 @@ from audit.memory.base import RowFilter
 from audit.memory.page import Page
 from audit.row import COMPLETED, STARTED, AuditRow, Reason, timestamp
 from audit.testing import InMemory
-from tests.pages import ALL, invoke, rows_of, tenant, walk
+from tests.pages import ALL, OTHER, invoke, rows_of, tenant, walk
 from tests.support import (
     TENANT,
     completed,
@@ -25,8 +25,6 @@ from tests.support import (
     started,
     wait_until,
 )
-
-OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 
 
 @pytest.fixture(params=["redis", "in-memory"])
