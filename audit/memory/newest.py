@@ -26,6 +26,8 @@ from audit.row import AuditRow
 
 #: Entries of one tenant fetched in one read.
 CHUNK: Final = 500
+#: Entries that a tenant which is read on should get at least, for the sake of the round trip.
+LEAST: Final = 8
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = int((datetime.max.replace(tzinfo=UTC) - _EPOCH).total_seconds() * 1000) - 1
 _CURSOR: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})/(.{0,200})", re.ASCII)
@@ -104,19 +106,20 @@ class _Well:
     below: str | None = None
     entries: deque[Entry] = field(default_factory=deque)
     dry: bool = False
-    #: Since it was filled, something of it was looked at.
-    used: bool = True
+    #: How many entries were asked for last.
+    asked: int = 0
 
     def fill(self, count: int, entries: Sequence[Entry]) -> None:
         self.entries.extend(entries)
         self.dry = len(entries) < count
         self.below = entries[-1].position if entries else self.below
         self.chunk = min(CHUNK, 2 * self.chunk)
-        self.used = False
+        self.asked = count
 
     @property
     def is_low(self) -> bool:
-        return not self.dry and self.used and 4 * len(self.entries) < self.chunk
+        """Whether half of what was fetched has been looked at, so that the rest soon will be."""
+        return not self.dry and 2 * len(self.entries) <= self.asked
 
     @property
     def key(self) -> tuple[int, int, str]:
@@ -137,10 +140,12 @@ class Newest:
     def __init__(
         self, tenants: Sequence[str], fetch: Fetch, *, most: int, look: int, cursor: Cursor | None
     ) -> None:
-        first = max(1, min(CHUNK, min(most, (look + 1) // 2) // max(1, len(tenants))))
+        first = _first_chunk(len(tenants), most, look)
         self._wells = [_Well(t, first, cursor.below(t) if cursor else None) for t in tenants]
         self._fetch = fetch
         self._left = look
+        #: Those of which something was looked at since they were filled.
+        self._used: dict[str, _Well] = {}
 
     @property
     def ended(self) -> bool:
@@ -153,7 +158,7 @@ class Newest:
         heapq.heapify(heap)
         while heap:
             well = heap[0][1]
-            well.used = True
+            self._used[well.tenant_id] = well
             yield well.tenant_id, well.entries.popleft()
             if not well.entries and not well.dry:
                 if self._left < 1:
@@ -166,8 +171,9 @@ class Newest:
 
     def _refill(self, well: _Well) -> None:
         """Fetch more for ``well``, and in the same round trip for those that will soon need it."""
-        others = [other for other in self._wells if other is not well and other.is_low]
-        self._fill([well, *others][: self._left])
+        others = [other for other in self._used.values() if other is not well and other.is_low]
+        # What is left of the budget goes to few of them, rather than an entry to each.
+        self._fill([well, *others][: max(1, self._left // LEAST)])
 
     def _fill(self, wells: Sequence[_Well]) -> None:
         share = max(1, self._left // max(1, len(wells)))
@@ -175,7 +181,14 @@ class Newest:
         answers = self._fetch(reads) if reads else ()
         for well, read, entries in zip(wells, reads, answers, strict=True):
             well.fill(read.count, entries)
+            self._used.pop(well.tenant_id, None)
             self._left -= len(entries)
+
+
+def _first_chunk(tenants: int, most: int, look: int) -> int:
+    """At most half of the budget in all; two if possible, so that one shows that it gets low."""
+    least = 2 if 4 * tenants <= look else 1
+    return max(least, min(CHUNK, min(most, look // 2) // max(1, tenants)))
 
 
 def read_page(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import redis
 
+from audit.board.invocation import invocation
 from audit.memory.base import RowFilter
 from audit.memory.page import Damaged
 from audit.memory.redis import RedisMemory
@@ -80,6 +82,35 @@ def test_an_open_one_whose_row_is_none_is_left_out(on_server: RedisMemory, empty
     assert ([row.request_id for row in page.rows], page.total) == ([identity.request_id], 2)
 
 
+def test_what_ended_meanwhile_is_not_open(on_server: RedisMemory, empty_url: str) -> None:
+    """Between two round trips an invocation can end: its started row is no longer shown as open."""
+    (begin, _), still = invoke(on_server), make_identity()
+    on_server.emit(started(still))
+    redis.Redis.from_url(empty_url).zadd(f"audit:{{{TENANT}}}:open", {begin.request_id: 1})
+    assert [row.request_id for row in on_server.open_page(None, 10).rows] == [still.request_id]
+
+
+def test_forged_second_started_rows_change_no_tree(on_server: RedisMemory, empty_url: str) -> None:
+    """The first row of an invocation says whose child it is, whatever a forger stores later."""
+    root = make_identity(request_id="01ROOT", task_id=None)
+    child = make_identity(request_id="01CHILD", task_id=None, parent_request_id="01ROOT")
+    below = make_identity(request_id="01BELOW", task_id=None, parent_request_id="01CHILD")
+    for identity in (root, child, below):
+        on_server.emit(started(identity))
+    forged = replace(child, parent_request_id="01BELOW"), replace(root, parent_request_id="01BELOW")
+    client = redis.Redis.from_url(empty_url)
+    for identity in forged:
+        client.xadd(f"audit:{{{TENANT}}}:rows", {"row": started(identity).to_bytes()})
+    view = invocation(on_server, "01ROOT", datetime.now(UTC), ledger=False)
+    assert view is not None
+    (line,) = view.children
+    assert (line.request_id, [found.request_id for found in line.children]) == (
+        "01CHILD",
+        ["01BELOW"],
+    )
+    assert line.children[0].children == ()
+
+
 class Counting(RedisMemory):
     """Counts round trips and entries fetched."""
 
@@ -138,4 +169,21 @@ def test_never_more_than_the_budget_is_fetched(empty_url: str) -> None:
         assert 1 <= page.looked <= look
     found = walk(memory, look=1500, most=5000)
     assert len(rows_of(found)) == 2000
+    memory.close()
+
+
+def test_busy_tenants_are_read_together(empty_url: str) -> None:
+    """Where one of many busy tenants must be read on, those that soon must be are read with it."""
+    client = redis.Redis.from_url(empty_url)
+    pipeline = client.pipeline(transaction=False)
+    for number in range(6000):
+        of = tenant(number % 300)
+        row = refused(make_identity(tenant_id=of)).to_bytes()
+        pipeline.sadd("audit:tenants", of)
+        pipeline.xadd(f"audit:{{{of}}}:rows", {"row": row}, id=f"{1 + number}-0")
+    pipeline.execute()
+    memory = Counting(empty_url)
+    page = memory.page(RowFilter(skill_id="no.such"), look=5000)
+    assert page.looked > 2000
+    assert memory.trips < page.looked / 20
     memory.close()

@@ -134,6 +134,19 @@ def test_the_farthest_future_fits_the_picture() -> None:
     assert 1 <= len(endings([], last, clock.now(), lambda row: last).buckets) <= BUCKETS
 
 
+def test_a_row_that_is_newer_than_now_is_counted(host: Clocked) -> None:
+    """The clock goes on while a page is made: what came last is in the last bucket."""
+    host.run()
+    begin = host.clock.now()
+    host.clock.pass_by(100)
+    host.run()
+    rows = host.memory.page(ALL).rows
+    picture = endings(rows, begin, begin + timedelta(seconds=50), host.memory.stored_at)
+    assert [sum(bucket.counts.values()) for bucket in picture.buckets][
+        :: len(picture.buckets) - 1
+    ] == [1, 1]
+
+
 def test_skills_are_ranked(host: Clocked) -> None:
     """The slowest by p95, the failing by how often; a bound of a duration is no measure."""
     for number in range(100):
