@@ -33,6 +33,14 @@ from audit.row import AuditRow
 #: How far the clocks of writers and server may differ without a time range losing rows.
 CLOCK_SKEW_MS: Final = 3_600_000
 
+#: Backward from a point before its first entry, the server would walk through the whole stream
+#: (streamIteratorStart in its source): time that grows with the history, and nobody can emit.
+#: Forward it sees at once whether there is anything.
+_BELOW: Final = """
+if #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[1], 'COUNT', 1) == 0 then return {} end
+return redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+"""
+
 
 class RedisPages:
     """The bounded reading of a memory.
@@ -91,20 +99,14 @@ class RedisPages:
         return self._ask(commands) if commands else []
 
     def _read(self, reads: Sequence[Read], oldest: str) -> list[list[Entry]]:
-        commands = [
-            (
-                "XREVRANGE",
-                Keys(self._prefix, read.tenant_id).rows,
-                _maximum(read.below),
-                oldest,
-                "COUNT",
-                str(read.count),
-            )
-            for read in reads
-        ]
-        return [
-            [entry_of(p.decode(), fields) for p, fields in found] for found in self._ask(commands)
-        ]
+        answers = self._ask([self._read_command(read, oldest) for read in reads])
+        return [[entry_of(p.decode(), fields) for p, fields in found] for found in answers]
+
+    def _read_command(self, read: Read, oldest: str) -> Command:
+        rows, count = Keys(self._prefix, read.tenant_id).rows, str(read.count)
+        if read.below is None:
+            return ("XREVRANGE", rows, "+", oldest, "COUNT", count)
+        return ("EVAL", _BELOW, "1", rows, _maximum(read.below), oldest, count)
 
     def _trimmed(self, tenants: Sequence[str], oldest: str) -> bool:
         marks = self._each(

@@ -111,6 +111,25 @@ def test_forged_second_started_rows_change_no_tree(on_server: RedisMemory, empty
     assert line.children[0].children == ()
 
 
+def test_no_stream_is_read_back_from_before_its_first_entry(
+    on_server: RedisMemory, empty_url: str
+) -> None:
+    """There the server would walk through the whole stream, while nobody can emit."""
+    scattered = [invoke(on_server, tenant_id=tenant(number % 3)) for number in range(9)]
+    client = redis.Redis.from_url(empty_url)
+
+    def read_back() -> int:
+        return int(client.info("commandstats").get("cmdstat_xrevrange", {}).get("calls", 0))
+
+    last = rows_of(walk(on_server, most=2))
+    assert len(last) == 2 * len(scattered)
+    before = read_back()
+    assert on_server.page(ALL, cursor="5-1/").rows == ()
+    begin = last[-1]
+    assert on_server.page(ALL, cursor=f"{begin.position}/{begin.tenant_id}").rows == ()
+    assert read_back() == before
+
+
 class Counting(RedisMemory):
     """Counts round trips and entries fetched."""
 
@@ -122,7 +141,9 @@ class Counting(RedisMemory):
         replies = super()._exchange(commands)
         self.trips += 1
         self.fetched += sum(
-            len(reply) for sent, reply in zip(commands, replies, strict=True) if "RANGE" in sent[0]
+            len(reply)
+            for sent, reply in zip(commands, replies, strict=True)
+            if "RANGE" in sent[0] or "XREVRANGE" in sent[1]
         )
         return replies
 
