@@ -74,15 +74,17 @@ class Tail:
 
     def _count_all(self) -> bool:
         """Count tenant after tenant; whether the time was up before all were done."""
-        began = self._clock()
+        end = self._clock() + self._seconds
         tenants = self._meet(self._memory.tenants())
+        turn, self._turn = self._turn, 0
         for number in range(len(tenants)):
-            tenant_id = tenants[(self._turn + number) % len(tenants)]
-            while self._count(tenant_id):
-                if self._clock() - began > self._seconds:
-                    break
-            if self._clock() - began > self._seconds:
-                self._turn = (self._turn + number + 1) % len(tenants)
+            place = (turn + number) % len(tenants)
+            more = self._count(tenants[place])
+            while more and self._clock() < end:
+                more = self._count(tenants[place])
+            is_last = number + 1 == len(tenants)
+            if (more or not is_last) and self._clock() >= end:
+                self._turn = place + 1
                 return True
         return False
 
