@@ -9,6 +9,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from audit.row import COMPLETED, LATE, STARTED, Reason
 from tests.integration.otlp import OtlpSink
 from tests.integration.stack import ROOT, Stack, caller, running_stack
@@ -16,10 +18,17 @@ from tests.integration.test_outage import spooled, stack_with_own_memory
 from tests.support import wait_until
 
 
-def test_counters_equal_rows_although_every_child_is_recycled(tmp_path: Path) -> None:
-    """One task per child, ten children: the sums over all processes equal the rows."""
+@pytest.mark.parametrize("interval", ["3600000", "100"])
+def test_counters_equal_rows_although_every_child_is_recycled(
+    tmp_path: Path, interval: str
+) -> None:
+    """One task per child, ten children: the sums over all processes equal the rows.
+
+    Also while the main process exports ten times a second, whatever it does when it forks.
+    """
     with OtlpSink() as sink, running_stack(tmp_path) as stack:
-        worker = stack.worker("prefork", 2, worker_max_tasks_per_child=1, environ=sink.environ)
+        environ = {**sink.environ, "OTEL_METRIC_EXPORT_INTERVAL": interval}
+        worker = stack.worker("prefork", 2, worker_max_tasks_per_child=1, environ=environ)
         with caller():
             for number in range(10):
                 (stack.skills.fail if number % 5 == 0 else stack.skills.noop).delay("x")
