@@ -66,6 +66,7 @@ def unrecorded(row: AuditRow, error: AuditError) -> None:
 
 def late(row: AuditRow) -> None:
     """A completion came after the invocation had been closed."""
+    metrics.skill_late(str(row.payload.get("skill_id", "")))
     logger.warning("invocation %s had been closed already", row.request_id)
 
 

@@ -20,6 +20,7 @@ import click
 from audit.cli_ledger import sealer_of
 from audit.invocation import new_request_id
 from audit.keeper import Keeper, Round
+from audit.keeper_http import PROBE_SECONDS, Exporting, Pages, Proof, serving
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.retention import HotRetention
@@ -44,13 +45,16 @@ def keep(ctx: click.Context, as_json: bool) -> None:
     what waits in the spool of its own host. With AUDIT_LEDGER_DIR set, the one that leads seals the
     rows; keepers of one memory share that folder.
 
+    Metrics and health are served at AUDIT_KEEPER_LISTEN, as /metrics, /healthz and /readyz.
+
     \b
     Example:
       celery -A tasks audit keep
     """
     holder = new_request_id()
-    with signals_to_end() as stop:
-        _keeper(ctx, holder).keep(stop, _Teller(holder, as_json).tell)
+    keeper = _keeper(ctx, holder)
+    with _served(ctx, keeper, holder), signals_to_end() as stop:
+        keeper.keep(stop, _Teller(holder, as_json).tell)
 
 
 @click.command()
@@ -89,6 +93,22 @@ def signals_to_end() -> Iterator[threading.Event]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+@contextmanager
+def _served(ctx: click.Context, keeper: Keeper, holder: str) -> Iterator[None]:
+    """Metrics and health of a keeper, where its settings want them, for as long as it keeps."""
+    settings = settings_of(ctx)
+    exporting = Exporting(holder, scraped=settings.keeper_listen is not None)
+    with exporting:
+        if settings.keeper_listen is None:
+            yield
+            return
+        # Of its own, and impatient: a probe that waits longer than that counts as failed.
+        memory = memory_of(ctx, at_most=PROBE_SECONDS)
+        pages = Pages(exporting.text, lambda: keeper.late_seconds, Proof(memory).reason)
+        with serving(settings.keeper_listen, pages):
+            yield
 
 
 def _keeper(ctx: click.Context, holder: str) -> Keeper:

@@ -35,7 +35,7 @@ from audit.errors import (
     MemoryUnavailableError,
     SpoolError,
 )
-from audit.memory.base import Once, Stored
+from audit.memory.base import SETTLING, Once, Stored
 from audit.recorder import Kept, Recorder
 from audit.row import (
     AuditRow,
@@ -85,6 +85,7 @@ TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
 _AFTER: Final[Mapping[Kept, State]] = {
     Kept.MEMORY: State.CLOSED,
     Kept.LATE: State.CLOSED,
+    Kept.SETTLED: State.CLOSED,
     Kept.SPOOL: State.SPOOLED,
     Kept.BEHIND: State.SPOOLED,
 }
@@ -116,6 +117,7 @@ class Invocation:
         self.state = State.RECEIVED
         self.late = False
         self.overtaken = False
+        self._counts = True
         self._pid = os.getpid()
         self._recorder = recorder
         self._clock = clock
@@ -199,11 +201,12 @@ class Invocation:
             self._put(self._completed, "completed", self._complete)
         except (AuditMemoryError, SpoolError) as error:
             self._spool_or_report(self._completed, error)
-        metrics.skill_invoked(
-            self.identity.skill_id,
-            str(self._completed.payload["outcome"]),
-            int(self._completed.payload["duration_ms"]),
-        )
+        if self._counts:
+            metrics.skill_invoked(
+                self.identity.skill_id,
+                str(self._completed.payload["outcome"]),
+                int(self._completed.payload["duration_ms"]),
+            )
         self._pass_on_interruption()
 
     # --- inside -------------------------------------------------------------------------------
@@ -247,6 +250,7 @@ class Invocation:
             kept = self._recorder.settle(row)
         else:
             kept = self._recorder.complete(row)
+        self._counts = kept is Kept.MEMORY or (kept is Kept.SPOOL and _is_own(row))
         if kept is Kept.LATE:
             self.late = True
             alarms.late(row)
@@ -270,6 +274,7 @@ class Invocation:
 
     def _spool(self, row: AuditRow) -> State:
         self._recorder.keep(row)
+        self._counts = _is_own(row)
         alarms.spooled(row)
         return State.SPOOLED
 
@@ -345,6 +350,11 @@ class Invocation:
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None and (soft or _asks_to_exit(interrupt)):
             raise interrupt
+
+
+def _is_own(row: AuditRow) -> bool:
+    """Whether nobody but the body's process reports this; else it counts when it is replayed."""
+    return row.meta["reason"] not in SETTLING
 
 
 def _asks_to_exit(interrupt: BaseException | None) -> bool:

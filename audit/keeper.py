@@ -31,6 +31,7 @@ from audit.ledger.sealer import Sealer, SealRound
 from audit.memory.base import AuditMemory
 from audit.reconciler import PERIODS, RENEWALS, Reconciler, Sweep
 from audit.spool import Spool
+from audit.tail import Tail
 
 logger: Final = logging.getLogger("audit")
 
@@ -96,6 +97,8 @@ class Keeper:
         self._outage: AuditMemoryError | None = None
         self._clock = clock
         self._reconciler = Reconciler(memory, lease_seconds=lease_seconds, clock=clock)
+        self._tail = Tail(memory, seconds=self.interval / 4, clock=clock)
+        self._looked: float | None = None
 
     @property
     def interval(self) -> float:
@@ -105,6 +108,7 @@ class Keeper:
     def keep(self, stop: threading.Event, tell: Callable[[Round], None]) -> None:
         """Go on, round after round, until ``stop`` is set; an outage ends nothing."""
         failing = False
+        self._looked = self._clock()
         while not stop.is_set():
             try:
                 did = self.round()
@@ -117,8 +121,14 @@ class Keeper:
             else:
                 tell(did)
                 failing = False
+            self._looked = self._clock()
             stop.wait(self.interval)
         self.give_back()
+
+    @property
+    def late_seconds(self) -> float | None:
+        """Since when no round has ended, or the keeper begun; ``None`` before it begins."""
+        return None if self._looked is None else self._clock() - self._looked
 
     def round(self) -> Round:
         """Replay what waits on this host; sweep and seal if this keeper leads.
@@ -133,10 +143,12 @@ class Keeper:
         except AuditMemoryError:
             self._reconciler.forget()
             raise
+        metrics.leads(leads)
         sweep = self._guarded("reconciling", self._reconciler.sweep) if leads else None
         if not leads or self._outage is not None:
             self._reconciler.forget()
         self._guarded("measuring", lambda: self._measure(sweep))
+        self._guarded("counting", self._tail.look)
         sealed = self._guarded("sealing", self._seal) if leads else None
         for number, duty in enumerate(self._duties if leads else ()):
             self._guarded(f"duty {number}", duty)
@@ -194,6 +206,7 @@ class Keeper:
             if str(error) != self._seal_fault:
                 logger.critical("nothing is sealed: %s", error, extra={"severity": "sev-1"})
             self._seal_fault = str(error)
+            metrics.seal_failed()
             return None
         self._seal_fault = ""
         if sealed is not None:
@@ -201,12 +214,14 @@ class Keeper:
         return sealed
 
     def _measure(self, sweep: Sweep | None) -> None:
-        metrics.spooled(self._spool.usage().rows)
+        waiting = self._spool.usage()
+        metrics.spooled(waiting.rows, waiting.bytes)
         if sweep is not None:
             metrics.swept(
                 running=sweep.running,
                 oldest_seconds=sweep.oldest_seconds,
                 closed=len(sweep.closed),
+                orphans=sweep.orphans,
             )
 
     def reconcile(self, pause: Callable[[float], None] = time.sleep) -> Sweep:

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from audit import metrics
 from audit.errors import RowError, RowRefusedError
 from audit.memory.base import AuditMemory, Stored
+from audit.metrics import Orphans
 from audit.row import AuditRow, Ending, Identity, Reason, skill_invoked_completed, timestamp
 
 logger: Final = logging.getLogger("audit")
@@ -40,12 +42,14 @@ class Sweep:
         oldest_seconds: age of the oldest of them by its ``ts``, 0 where there is none.
         closed: the rows this sweep wrote.
         suspects: processes whose lease is absent, and not long enough yet.
+        orphans: what is still open without a live lease, of each tenant with open invocations.
     """
 
     running: int
     oldest_seconds: float
     closed: list[AuditRow] = field(default_factory=list)
     suspects: int = 0
+    orphans: Mapping[str, Orphans] = field(default_factory=dict)
 
 
 class Reconciler:
@@ -71,6 +75,9 @@ class Reconciler:
         self._clock = clock
         self._now = now
         self._absent_since: dict[str, float] = {}
+        # For the alarm alone. A break in looking does not reset it: whoever looks so seldom that
+        # nothing is ever condemned must be heard of.
+        self._orphaned_since: dict[str, float] = {}
         self._last_look: float | None = None
 
     @property
@@ -88,6 +95,7 @@ class Reconciler:
             return self._sweep()
         except BaseException:
             self.forget()
+            self._orphaned_since.clear()  # nobody could renew a lease: time counts from the answer
             raise
 
     def forget(self) -> None:
@@ -111,7 +119,19 @@ class Reconciler:
             oldest_seconds=max([0.0, *ages]),
             closed=closed,
             suspects=len(self._absent_since) - len(condemned),
+            orphans=self._orphans(running, {row.request_id for row in closed}),
         )
+
+    def _orphans(self, running: Iterable[AuditRow], closed: set[str]) -> dict[str, Orphans]:
+        now, found = self._clock(), dict[str, Orphans]()
+        for row in running:
+            before = found.get(row.tenant_id, Orphans(count=0, seconds=0.0))
+            since = self._orphaned_since.get(_worker(row))
+            if since is not None and row.request_id not in closed:
+                seconds = max(before.seconds, now - since)
+                before = Orphans(count=before.count + 1, seconds=seconds)
+            found[row.tenant_id] = before
+        return found
 
     def _observe(self, workers: set[str]) -> set[str]:
         """The workers seen absent long enough without a break."""
@@ -122,6 +142,7 @@ class Reconciler:
         # Seen absent at the earliest when the answer was asked for, at the latest now.
         after = self._clock()
         self._absent_since = {w: self._absent_since.get(w, after) for w in absent}
+        self._orphaned_since = {w: self._orphaned_since.get(w, after) for w in absent}
         self._last_look = before
         return {w for w, since in self._absent_since.items() if before - since >= self.patience}
 
@@ -154,6 +175,7 @@ class Reconciler:
         )
         if self._memory.emit(row) is not Stored.NEW:
             return None
+        metrics.closed_from_outside(row.payload)
         logger.error(
             "invocation %s of %s was abandoned by worker %s and is closed",
             row.request_id,

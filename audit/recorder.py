@@ -32,13 +32,22 @@ UNKEPT: Final = 1000
 class Kept(StrEnum):
     """Where a completed row is.
 
+    ``SETTLED``: in no place, for it was seen from outside and the invocation was closed already.
     ``BEHIND``: in the spool, behind an ending of the same invocation that was seen from outside.
     """
 
     MEMORY = "memory"
+    SETTLED = "settled"
     LATE = "late"
     SPOOL = "spool"
     BEHIND = "behind"
+
+
+_KEPT: Final = {
+    Stored.LATE: Kept.LATE,
+    Stored.SETTLED: Kept.SETTLED,
+    Stored.BARRED: Kept.SETTLED,
+}
 
 
 class Recorder:
@@ -102,7 +111,7 @@ class Recorder:
             return Kept.BEHIND
         try:
             self._ask_breaker()
-            return Kept.LATE if self._emit(row) is Stored.LATE else Kept.MEMORY
+            return _KEPT.get(self._emit(row), Kept.MEMORY)
         except RowRefusedError:
             if self._spool is not None:
                 self._spool.set_aside(row)

@@ -22,6 +22,10 @@ _URL: Final = re.compile(
     r"https?://([A-Za-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?(/[\w.~/-]*)?", re.ASCII
 )
 
+_PLACE: Final = re.compile(
+    r"(?:(?P<host>[A-Za-z0-9.-]+)|\[(?P<v6>[0-9a-f:.]+)\]):(?P<port>[0-9]{1,5})", re.ASCII
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditSettings:
@@ -47,6 +51,7 @@ class AuditSettings:
         ledger_keys: text of the ledger's keys, or the path of their file (``audit keygen``).
         ledger_seal_seconds: how long the keeper waits between two rounds of sealing.
         ledger_witnesses: who is asked to cosign the meta log; of each the URL and the key's text.
+        keeper_listen: host and port where the keeper serves metrics and health; ``None``: nowhere.
         hot_retention: sealed rows older than so many seconds leave the memory, and are read from
             the ledger; ``None``: none does.
     """
@@ -67,6 +72,7 @@ class AuditSettings:
     ledger_keys: str | None = field(default=None, repr=False)
     ledger_seal_seconds: float = 1.0
     ledger_witnesses: tuple[tuple[str, str], ...] = ()
+    keeper_listen: tuple[str, int] | None = ("127.0.0.1", 9464)
     hot_retention: float | None = None
 
     @classmethod
@@ -172,6 +178,15 @@ def _origin(raw: object) -> str:
     return text
 
 
+def _listen(raw: object) -> tuple[str, int] | None:
+    if raw in ("", "off"):
+        return None
+    match = _PLACE.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    if match is None or int(match["port"]) > 65535:
+        raise ValueError('takes "host:port", "[IPv6]:port" or "off"')
+    return match["v6"] or match["host"], int(match["port"])
+
+
 def _detail(raw: object) -> str:
     if raw not in ("masked", "type"):
         raise ValueError('takes "masked" or "type"')
@@ -195,5 +210,6 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "ledger_keys": ("AUDIT_LEDGER_KEYS", _text),
     "ledger_seal_seconds": ("AUDIT_LEDGER_SEAL_SECONDS", _seconds),
     "ledger_witnesses": ("AUDIT_LEDGER_WITNESSES", _witnesses),
+    "keeper_listen": ("AUDIT_KEEPER_LISTEN", _listen),
     "hot_retention": ("AUDIT_HOT_RETENTION", _retention),
 }

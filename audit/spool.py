@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from audit import metrics
 from audit.errors import RowError, RowRefusedError, SpoolError
-from audit.memory.base import AuditMemory
+from audit.memory.base import SETTLING, AuditMemory, Stored
 from audit.row import COMPLETED, AuditRow
 
 logger: Final = logging.getLogger("audit")
@@ -181,9 +182,12 @@ class Spool:
             row = AuditRow.from_bytes(stored)
             if row.kind != COMPLETED:
                 raise RowError(f"a row of the kind {row.kind} does not belong into a spool")
-            memory.emit(row)
+            stored_as = memory.emit(row)
         except (RowError, RowRefusedError) as error:
             return self._quarantine(path, str(error))
+        # Only now is it known that this ending counts; a body's own was counted when it closed.
+        if stored_as is Stored.NEW and row.meta.get("reason") in SETTLING:
+            metrics.closed_from_outside(row.payload)
         with self._errors_of_ours():
             path.unlink(missing_ok=True)
         return True

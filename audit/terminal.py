@@ -5,6 +5,7 @@ With ``--json`` standard output holds the very bytes that are stored, one row a 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,12 +40,17 @@ def settings_of(ctx: click.Context) -> AuditSettings:
     return AuditSettings.read(ctx.obj.app.conf, os.environ)
 
 
-def memory_of(ctx: click.Context) -> AuditMemory:
-    """The memory that ``--memory`` or the settings name, closed when the command ends."""
+def memory_of(ctx: click.Context, at_most: float = math.inf) -> AuditMemory:
+    """The memory that ``--memory`` or the settings name, closed when the command ends.
+
+    Args:
+        at_most: seconds a call may take, where the settings allow more.
+    """
     settings = settings_of(ctx)
     given: str | None = ctx.meta[MEMORY_URL]
     try:
-        memory = open_memory(given or settings.memory_url, timeout=settings.emit_timeout)
+        timeout = min(settings.emit_timeout, at_most)
+        memory = open_memory(given or settings.memory_url, timeout=timeout)
     except MemoryUrlError as error:
         if given is None:
             raise

@@ -63,4 +63,5 @@ class Place:
             "AUDIT_SPOOL_DIR": str(self.spool),
             "AUDIT_LEASE_SECONDS": str(self.lease),
             "AUDIT_EMIT_TIMEOUT": str(self.emit_timeout),
+            "AUDIT_KEEPER_LISTEN": "off",  # two keepers, and whatever else this machine runs
         }

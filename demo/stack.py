@@ -158,7 +158,8 @@ def _programs(directory: Path, password: str) -> Iterator[tuple[str, list[str], 
     # A worker's temporary files go where everything else goes, even if it has no time to clear up.
     base = {**own, "TMPDIR": str(directory), "AUDIT_SPOOL_DIR": str(directory / "spool")}
     yield "worker", ["worker", "-n", NODE, "-c", "4", "-E", "-l", "INFO"], base
-    yield "keeper", ["audit", "keep"], base
+    # Its pages are for who runs it for good; here the usual port may be that keeper's.
+    yield "keeper", ["audit", "keep"], {"AUDIT_KEEPER_LISTEN": "off", **base}
     yield "beat", ["beat", "-l", "INFO", "-s", str(directory / "schedule")], base
     # The password goes through the environment, because a command line shows in `ps`.
     yield (

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from audit import metrics
 from audit.errors import AuditError, AuditMemoryError
 from audit.memory import AuditMemory
 from audit.reconciler import RENEWALS
@@ -88,7 +89,9 @@ class Lease:
             self._next_renewal = time.monotonic() + self._seconds / RENEWALS
 
     def _replay(self) -> None:
-        if self._spool.empty:
+        waiting = self._spool.usage()
+        metrics.spooled(waiting.rows, waiting.bytes)
+        if not waiting.rows:
             return
         try:
             # A lease that is not renewed because rows are many would condemn what lives.

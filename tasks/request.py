@@ -205,6 +205,8 @@ class SkillRequest(DiscreetRequest):
                 extra={"severity": "sev-1", "audit_row": text},
             )
             return
+        if kept is Kept.MEMORY:
+            metrics.closed_from_outside(row.payload)
         if kept is Kept.SPOOL:
             metrics.emit_failed("completed")
             logger.critical(

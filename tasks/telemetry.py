@@ -1,9 +1,14 @@
 """OpenTelemetry, set up and shut down per process.
 
 Exporter threads and metric readers do not survive a fork, and metrics recorded before it would be
-exported again by every child. So a worker's main process sets up nothing before it forks, and every
-pool child sets up its own providers, with an instance id of its own, and flushes them before it is
-recycled (it leaves through ``os._exit``, so no exit handler would run).
+exported again by every child. So every pool child sets up its own providers, with an instance id of
+its own, and flushes them before it is recycled (it leaves through ``os._exit``, so no exit handler
+would run).
+
+The main process of a pool that forks counts too: what it closes for children that are gone, and
+what waits in the spool. It sets no global provider, for a child could not replace it; only the
+host's own instruments are bound to a provider of the main process, until a child binds them to its
+own. That provider is pushed by a thread of ours, which ends at the fork and takes nothing along.
 
 Nothing that must hold rides on this: it hangs on Celery's signals, whose errors Celery swallows.
 An application that sets up its own providers keeps them; the standard ``OTEL_*`` variables decide
@@ -12,31 +17,32 @@ where telemetry goes, and without an OTLP endpoint there is none.
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any, Final
-from uuid import uuid4
 
 from celery import signals
 from opentelemetry import metrics, trace
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-from opentelemetry.sdk.metrics.view import DropAggregation, View
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from audit import metrics as instruments
+from audit.telemetry import (
+    FLUSH_MILLIS,
+    interval_seconds,
+    meters,
+    pushes,
+    pushing_reader,
+    resource_of,
+)
 from tasks.spans import MaskedSpans
 
-#: How long the last export of a process may take, in milliseconds.
-FLUSH_MILLIS: Final = 5000
-
-_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
-
-_providers: list[TracerProvider | MeterProvider] = []
+_providers: Final[list[TracerProvider | MeterProvider]] = []
 
 
 def instrument() -> None:
@@ -52,26 +58,27 @@ def instrument() -> None:
         instrumentor.instrument()
 
 
-def set_up(environ: Mapping[str, str] = os.environ) -> None:
-    """Set up this process's providers, for the signals that have an endpoint."""
-    resource = Resource.create({"service.instance.id": str(uuid4())})
-    if environ.get(_ENDPOINT) or environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+def set_up(
+    environ: Mapping[str, str] = os.environ, *, role: str = "worker", worker: str = ""
+) -> None:
+    """Set up this process's providers, for the signals that have an endpoint and no provider yet.
+
+    Args:
+        role: what this process is, see :func:`audit.telemetry.resource_of`.
+        worker: the id of the worker it belongs to.
+    """
+    resource = resource_of(role, worker, environ)
+    if pushes("TRACES", environ) and _is_unset(trace.get_tracer_provider()):
         tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
         tracers.add_span_processor(MaskedSpans(BatchSpanProcessor(OTLPSpanExporter())))
         trace.set_tracer_provider(tracers)
         _providers.append(tracers)
-    if environ.get(_ENDPOINT) or environ.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"):
-        meters = MeterProvider(
-            [PeriodicExportingMetricReader(OTLPMetricExporter())],
-            resource=resource,
-            shutdown_on_exit=False,
-            # The instrumentor's histogram bears the name of one of Flower's own metrics.
-            views=[
-                View(instrument_name="flower.task.runtime.seconds", aggregation=DropAggregation())
-            ],
-        )
-        metrics.set_meter_provider(meters)
-        _providers.append(meters)
+    if pushes("METRICS", environ) and _is_unset(metrics.get_meter_provider()):
+        provider = meters([pushing_reader()], resource)
+        metrics.set_meter_provider(provider)
+        _providers.append(provider)
+    # A child's are still bound to its main process's.
+    instruments.bind(metrics.get_meter_provider())
 
 
 def shut_down() -> None:
@@ -82,16 +89,17 @@ def shut_down() -> None:
         provider.shutdown()
 
 
-def connect(*, pool_forks: bool, spans: bool) -> None:
+def connect(*, pool_forks: bool, spans: bool, worker: str) -> None:
     """Set up telemetry in the processes that run bodies: the pool's children, or this one.
 
     Args:
         pool_forks: whether bodies run in children of this process.
         spans: whether Celery is to be instrumented (``audit_instrument``).
+        worker: the id of this worker.
     """
 
     def begin(**_: Any) -> None:
-        set_up()
+        set_up(role="child" if pool_forks else "worker", worker=worker)
         if spans:
             instrument()
 
@@ -105,3 +113,64 @@ def connect(*, pool_forks: bool, spans: bool) -> None:
 
 def _on_shutdown(**_: Any) -> None:
     shut_down()
+
+
+def _is_unset(provider: object) -> bool:
+    """Whether it is the placeholder that stands where nobody has set a provider."""
+    return isinstance(provider, trace.ProxyTracerProvider) or type(provider).__module__.startswith(
+        "opentelemetry.metrics."
+    )
+
+
+# --- the main process of a pool that forks ------------------------------------------------------
+
+
+class MainProcess:
+    """Exports what the main process counts, while its pool forks children.
+
+    Args:
+        worker: the id of this worker.
+        environ: the environment.
+    """
+
+    def __init__(self, worker: str, environ: Mapping[str, str] = os.environ) -> None:
+        self._provider = meters(
+            [pushing_reader(threads=False)], resource_of("worker", worker, environ)
+        )
+        self._pid = os.getpid()
+        self._seconds = interval_seconds(environ)
+        self._stop = threading.Event()
+        self._once = threading.Lock()
+
+    def begin(self) -> None:
+        """Count from now on, and export until the process ends."""
+        instruments.bind(self._provider)
+        threading.Thread(target=self._run, name="audit-metrics", daemon=True).start()
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        """Export what is left; in a child, or done again, this does nothing."""
+        if os.getpid() != self._pid or self._stop.is_set():
+            return
+        self._stop.set()
+        with self._once:
+            self._provider.force_flush(FLUSH_MILLIS)
+            self._provider.shutdown(FLUSH_MILLIS)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._seconds):
+            with self._once:
+                if not self._stop.is_set():
+                    self._provider.force_flush(FLUSH_MILLIS)
+
+
+def begin_in_main(worker: str, environ: Mapping[str, str] = os.environ) -> MainProcess | None:
+    """Export from this main process, where metrics go anywhere; called when its pool is there.
+
+    An application that has set up its own provider keeps it, and needs none of ours.
+    """
+    if not pushes("METRICS", environ) or not _is_unset(metrics.get_meter_provider()):
+        return None
+    main = MainProcess(worker, environ)
+    main.begin()
+    return main

@@ -48,8 +48,9 @@ class AuditStep(bootsteps.StartStopStep):
         runtime.boot_worker()
         try:
             telemetry.connect(
-                pool_forks="prefork" in parent.pool_cls.__module__,
+                pool_forks=_forks(parent),
                 spans=runtime.settings.instrument,
+                worker=runtime.worker_id,
             )
             require_protocol_2(parent.app)
             if runtime.settings.redact_logs:
@@ -71,6 +72,8 @@ class AuditStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         runtime = runtime_of(parent.app)
         runtime.hold_lease(runtime.worker_id)
+        if _forks(parent):
+            telemetry.begin_in_main(runtime.worker_id)
         _say_what_is_proven(runtime.settings.context_keys)
         _report_other_spools(runtime.spool)
         _warn_of_limits(parent.pool_cls.__module__)
@@ -78,6 +81,10 @@ class AuditStep(bootsteps.StartStopStep):
 
     def stop(self, parent: Any) -> None:
         """The lease is given back when the process ends, after the pool has."""
+
+
+def _forks(parent: Any) -> bool:
+    return "prefork" in parent.pool_cls.__module__
 
 
 def _say_what_is_proven(keys: KeyRing) -> None:

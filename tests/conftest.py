@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ from tests.support import checked_memory
 
 def pytest_configure() -> None:
     """A background job ignores SIGINT, and so would all whom its tests interrupt."""
+    # Keepers of tests that run side by side must not fight for one port.
+    os.environ["AUDIT_KEEPER_LISTEN"] = "off"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

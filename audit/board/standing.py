@@ -126,6 +126,4 @@ def _size(note: bytes) -> int:
 
 def _sealed_position(memory: AuditMemory, tenant_id: str) -> str | None:
     """Up to where a tenant's rows are sealed; ``None`` where the memory does not know."""
-    # The contract has no such question yet.
-    asked = getattr(memory, "sealed_position", None)
-    return None if asked is None else asked(tenant_id)
+    return memory.sealed_position(tenant_id)

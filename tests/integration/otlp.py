@@ -53,9 +53,21 @@ class OtlpSink:
     def bounds(self, name: str) -> list[float]:
         return [bound for _, point in self._points(name) for bound in point.explicit_bounds]
 
-    def instances(self) -> set[str]:
-        """The service.instance.id of every process that exported metrics."""
-        return {instance for instance, _ in self._points("skill_invoked_total")}
+    def instances(self, name: str) -> set[str]:
+        """The service.instance.id of every process that exported a metric."""
+        return {instance for instance, _ in self._points(name)}
+
+    def resources(self) -> list[dict[str, str]]:
+        """Who each process is that exported metrics, by its instance id once."""
+        found = {}
+        for request in self.metrics:
+            for resource in request.resource_metrics:
+                labels = {
+                    a.key: a.value.string_value or str(a.value.int_value)
+                    for a in resource.resource.attributes
+                }
+                found[labels["service.instance.id"]] = labels
+        return list(found.values())
 
     def spans(self) -> list[Any]:
         return [

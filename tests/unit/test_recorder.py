@@ -250,7 +250,7 @@ def test_an_ending_seen_from_outside_waits_for_other_processes_too(
     """The spool is the host's: what a pool child put there counts."""
     identity = make_identity()
     recorder.start(started(identity))
-    assert recorder.settle(completed(make_identity(), make_ending(Reason.SHUTDOWN))) is Kept.MEMORY
+    assert recorder.settle(completed(make_identity(), make_ending(Reason.SHUTDOWN))) is Kept.SETTLED
     Spool(tmp_path, memory.name).keep(completed(identity))
     lost = completed(identity, make_ending(Reason.WORKER_LOST))
     assert recorder.settle(lost) is Kept.SPOOL
@@ -276,6 +276,6 @@ def test_what_was_refused_needs_no_ending(
     identity = make_identity()
     recorder.start(refused(identity))
     lost = completed(identity, make_ending(Reason.WORKER_LOST))
-    assert recorder.settle(lost) is Kept.MEMORY
+    assert recorder.settle(lost) is Kept.SETTLED
     assert len(memory.stored) == 1
     assert not (spool.directory / QUARANTINE).exists()

@@ -114,6 +114,23 @@ def test_the_environment_wins_over_the_configuration(
     assert getattr(read({f"audit_{name}": None}), name) == getattr(AuditSettings(), name)
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("127.0.0.1:9464", ("127.0.0.1", 9464)),
+        (" keeper-1.example:0 ", ("keeper-1.example", 0)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("off", None),
+    ],
+)
+def test_where_a_keeper_listens(text: str, meant: tuple[str, int] | None) -> None:
+    """A host and a port, 0 for any; "off", or nothing in the configuration, for nowhere."""
+    assert read({}, {"AUDIT_KEEPER_LISTEN": text}).keeper_listen == meant
+    assert read({"audit_keeper_listen": text}).keeper_listen == meant
+    assert read({"audit_keeper_listen": ""}).keeper_listen is None
+    assert read().keeper_listen == ("127.0.0.1", 9464)
+
+
 def test_other_settings_are_left_alone() -> None:
     """Celery's own settings, and variables of others, change nothing."""
     conf = {"broker_url": "redis://x", "emit_timeout": 9, "audit": 1}
@@ -150,6 +167,10 @@ BAD: list[tuple[str, Any]] = [
     *(("ledger_dir", value) for value in (5, "  ", ["/srv"])),
     *(("ledger_origin", value) for value in (5, " ", "a+b", "a b", "a/", "a\x07b")),
     *(("ledger_keys", value) for value in (5, " ", b"PRIVATE+KEY+")),
+    *(
+        ("keeper_listen", value)
+        for value in (9464, ":9464", "h", "h:", "h:65536", "h:1:2", "::1:80", "u:p@h:80", ["h:1"])
+    ),
     *(("hot_retention", value) for value in (0, -1, "1d", True, 1e12)),
     *(("ledger_witnesses", value) for value in (5, "x", "{}", "[1]", [{"url": "http://w"}])),
     *(
@@ -169,7 +190,7 @@ BAD: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "value"), BAD, ids=[f"{n}={v!r}" for n, v in BAD])
 def test_what_a_setting_does_not_take(name: str, value: Any) -> None:
     """The error names the setting and its variable, and never repeats the value."""
-    variable = {name: variable for name, variable, *_ in GOOD}[name]
+    variable = f"AUDIT_{name.upper()}"
     with pytest.raises(SettingsError) as caught:
         read({f"audit_{name}": value})
     text = str(caught.value)

@@ -1,0 +1,81 @@
+"""What every process of a host gives to OpenTelemetry: who it is, and where its metrics go.
+
+The standard ``OTEL_*`` variables decide where telemetry goes; without an OTLP endpoint none is
+pushed. Nothing is started at import.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
+from uuid import uuid4
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.view import DropAggregation, View
+from opentelemetry.sdk.resources import Resource
+
+#: How long the last export of a process may take, in milliseconds.
+FLUSH_MILLIS: Final = 5000
+
+_SERVICE: Final = "skill-host"
+
+
+def pushes(signal: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether there is an endpoint for a signal, ``"METRICS"`` or ``"TRACES"``."""
+    names = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
+    return any(environ.get(name) for name in names)
+
+
+def resource_of(role: str, worker: str, environ: Mapping[str, str] = os.environ) -> Resource:
+    """Who this process is: no two processes share an instance id.
+
+    Args:
+        role: ``"worker"``, ``"child"`` or ``"keeper"``.
+        worker: the id of the worker it belongs to, or of the keeper.
+    """
+    named = "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    service = {} if named or environ.get("OTEL_SERVICE_NAME") else {"service.name": _SERVICE}
+    return Resource.create(
+        {
+            **service,
+            "service.instance.id": str(uuid4()),
+            "process.pid": os.getpid(),
+            "skill.host.role": role,
+            "skill.host.worker": worker,
+        }
+    )
+
+
+def pushing_reader(*, threads: bool = True) -> MetricReader:
+    """A reader that pushes over OTLP.
+
+    Args:
+        threads: whether it pushes by itself; else only when its provider is flushed, and then it
+            starts no thread and leaves nothing that runs again in a forked child.
+    """
+    exporter = OTLPMetricExporter()
+    if threads:
+        return PeriodicExportingMetricReader(exporter)
+    return PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
+
+
+def interval_seconds(environ: Mapping[str, str] = os.environ) -> float:
+    """Seconds between two exports, as the SDK has it."""
+    try:
+        return max(0.1, float(environ.get("OTEL_METRIC_EXPORT_INTERVAL", "60000")) / 1000)
+    except ValueError:
+        return 60.0
+
+
+def meters(readers: Sequence[MetricReader], resource: Resource) -> MeterProvider:
+    """A provider without the names that clash: one of the instrumentor's is one of Flower's own."""
+    return MeterProvider(
+        readers,
+        resource=resource,
+        shutdown_on_exit=False,
+        views=[View(instrument_name="flower.task.runtime.seconds", aggregation=DropAggregation())],
+    )
