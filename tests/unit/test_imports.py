@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.errors", "audit.readings", "audit.keys"),
     ("audit.canonical", "audit.masking", "audit.binary"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
-    ("audit.context", "audit.system_rows"),
+    ("audit.context", "audit.schedule", "audit.system_rows"),
     ("audit.memory.base", "audit.metrics", "audit.memory.connection", "audit.signing"),
     (
         "audit.spool",
