@@ -63,9 +63,7 @@ class Recorder:
     def has_spool(self) -> bool:
         return self._spool is not None
 
-    def start(
-        self, row: AuditRow, once: Once | None = None, hold: Hold | None = None
-    ) -> Stored:
+    def start(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         """Make a started (or refused) row durable in the memory, or what ``once`` has for it.
 
         Raises:
@@ -158,9 +156,7 @@ class Recorder:
                 self._unkept.appendleft(row)
                 raise
 
-    def _emit(
-        self, row: AuditRow, once: Once | None = None, hold: Hold | None = None
-    ) -> Stored:
+    def _emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         try:
             stored = self.memory.emit(row, once, hold)
         except RowRefusedError:

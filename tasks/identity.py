@@ -11,7 +11,7 @@ from audit.memory.base import Hold
 from audit.row import NIL_TENANT, Identity
 from audit.schedule import Tick, tick_of
 from tasks.caller import REQUEST_ID_HEADER
-from tasks.proof import proven_by
+from tasks.proof import is_unproven, proven_by
 
 #: Seconds that a tick stays taken (``once_per_tick``): a second message may wait long in a queue.
 TICK_SECONDS: Final = 7 * 24 * 3600
@@ -30,7 +30,8 @@ def identify(
         context: the caller; ``None`` where none is proven.
         worker: the id of the process group that runs it.
     """
-    received, tick = message.get(REQUEST_ID_HEADER), tick_of(message)
+    received = message.get(REQUEST_ID_HEADER)
+    tick = None if is_unproven(message) else tick_of(message)
     place = context.trace if context is not None else Trace.parse(message.get("traceparent"))
     return Identity(
         request_id=received if isinstance(received, str) else new_request_id(),

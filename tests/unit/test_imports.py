@@ -51,7 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.keeper", "audit.table"),
     ("audit.terminal", "audit.cli_options"),
     ("audit.cli_ledger", "audit.cli_compare", "audit.cli_verify", "audit.cli_evidence"),
-    ("audit.cli_keeper", "audit.cli_retention"),
+    ("audit.cli_keeper", "audit.cli_retention", "audit.cli_duplicates"),
     ("audit.cli",),
     ("audit",),
     ("celeryconfig", "flowerconfig", "tasks.*"),
