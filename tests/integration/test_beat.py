@@ -89,8 +89,8 @@ def test_retries_and_redeliveries_of_the_first_run(stack: Stack, task: str, runs
         second = getattr(stack.skills, task).apply_async(("not run",), headers=tick.headers())
         wait_until(lambda: stack.rows(task_id=second.id, kind=REFUSED), 20)
     assert {row.meta["task_id"] for row in ticks(stack, task)} == {first.id}
-    assert stack.journal().count(f"of a tick {task}") == runs
-    assert "not run" not in stack.journal()
+    assert len(ticks(stack, task)) == runs
+    assert not any("not run" in line for line in stack.journal())
     assert ask_duplicates(stack, "--since", begin) == (0, [])
 
 
