@@ -13,9 +13,11 @@ from celery.schedules import crontab, schedule
 
 from audit import InvocationContext
 from audit.errors import ScheduleDefinitionError
-from audit.schedule import DUE_HEADER, ONCE_HEADER, SCHEDULE_HEADER
+from audit.schedule import DUE_HEADER, ONCE_HEADER, SCHEDULE_HEADER, Tick
 from tasks import SkillHost
 from tasks.beat import SkillEntry, SkillScheduler, TickingScheduler, check_schedule, due_of
+from tasks.identity import identify
+from tasks.proof import PROOF_HEADER
 from tests.support import TENANT
 
 HEADERS = InvocationContext("scheduler@1", TENANT).headers()
@@ -145,6 +147,14 @@ def test_an_entry_keeps_its_option_through_every_copy(app: SkillHost) -> None:
     old.update(made)
     for copy in (next(made), pickle.loads(pickle.dumps(made)), old):  # noqa: S301
         assert copy.options == {"headers": HEADERS, "once_per_tick": True}
+
+
+def test_what_an_unproven_message_says_of_a_tick_is_in_no_row(app: SkillHost) -> None:
+    """A row of nobody's says nothing of schedules."""
+    headers = Tick(schedule="nightly", due="2026-11-29T21:45:00.000000Z").headers()
+    for proof, told in ((["proven", "k"], "nightly"), (["unproven", "altered"], None)):
+        message = {**headers, PROOF_HEADER: proof}
+        assert identify(app.tasks["test.echo"], message, None, "worker").schedule == told
 
 
 # --- checks at start ------------------------------------------------------------------------------
