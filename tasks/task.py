@@ -138,9 +138,7 @@ class SkillTask(Task):
         Raises:
             AuditEmitFailed: the started row is not durable (503).
             Retry: so it is, and the message was published again (``retry_when_refused``).
-            MissingInvocationContext, InvalidInvocationContext, UnprovenContextError,
-            SkillArgumentsError, CanonicalizationError, PoisonedMessageError, TickTakenError: it is
-                refused.
+            InvocationError, SkillArgumentsError, CanonicalizationError: it is refused.
         """
         super().before_start(task_id, args, kwargs)
         request = self.request_stack.top
@@ -301,9 +299,8 @@ class SkillTask(Task):
         try:
             seconds = math.ceil(runtime.settings.context_max_age)
             token = message_token(vars(request))
-            invocation.start(
-                args_hash, once_token=token, once_seconds=seconds, hold=hold_of(identity, tick)
-            )
+            hold = hold_of(identity, tick)
+            invocation.start(args_hash, once_token=token, once_seconds=seconds, hold=hold)
         except (AuditEmitFailed, TickTakenError):
             state.inherited = context  # what never was is nobody's parent
             raise

@@ -107,7 +107,7 @@ local function start()
   if letter == 't' then return {'tombstone', ''} end
   if letter == 'r' then return {'was_refused', ''} end
   if stored_at(positions[1], row) then return {'repeated', positions[1]} end
-  if ARGV[5] ~= '' and stored_at(positions[1], as_replay(row)) then return {'replayed', positions[1]} end
+  if (ARGV[5] or '') ~= '' and stored_at(positions[1], as_replay(row)) then return {'replayed', positions[1]} end
   return {'second_started_row', ''}
 end
 
