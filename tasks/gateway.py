@@ -89,7 +89,7 @@ def gateway(
         pool.close()
         telemetry.shut_down()
 
-    return Starlette(
+    served_app = Starlette(
         routes=[
             Route("/v1/skills/{skill_id}", served.call, methods=["POST"]),
             Route("/v1/invocations/{link}", served.status, methods=["GET"]),
@@ -100,6 +100,8 @@ def gateway(
         exception_handlers={Problem: answer_problem, HTTPException: answer_http},
         lifespan=lifespan,
     )
+    served_app.router.redirect_slashes = False  # to an address made of whatever Host says
+    return served_app
 
 
 def application() -> Starlette:
