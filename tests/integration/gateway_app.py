@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 from tasks.gateway import gateway
 from tests.integration.worker_app import app
 
-asgi = gateway(app)
+asgi = gateway(app, **json.loads(os.environ.get("GATEWAY", "{}")))

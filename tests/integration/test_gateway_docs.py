@@ -37,7 +37,9 @@ def script() -> str:
     )
     lines, servers = re.subn(r"^(uvicorn .*)$", beside, lines, flags=re.M)
     assert servers == 1
-    until = r"until ANSWER=$(\1); [[ $ANSWER == *succeeded* ]]; do sleep 0.05; done; echo $ANSWER"
+    until = (
+        r"echo; until ANSWER=$(\1); [[ $ANSWER == *succeeded* ]]; do sleep 0.05; done; echo $ANSWER"
+    )
     asked = re.sub(r"^(curl .*\$LINK.*)$", until, lines, flags=re.M)
     return "set -e\n" + re.sub(r"^(?=curl )", "echo; ", asked, flags=re.M)
 
