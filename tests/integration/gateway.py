@@ -118,7 +118,7 @@ class Gateway:
             connection.putrequest(method, path)
             for name, value in pairs:
                 connection.putheader(name, value)
-            if body is not None:
+            if body is not None and "Transfer-Encoding" not in dict(pairs):
                 connection.putheader("Content-Length", str(len(body)))
             connection.endheaders(body)
             answer = connection.getresponse()

@@ -23,6 +23,8 @@ from tests.integration.stack import PERSONA, Stack, running_stack
 from tests.support import TENANT, TRACE_ID, wait_until
 
 SECRET = "s3cret-Zanzibar-4711"
+JSON = {"Content-Type": "application/json"}
+ECHO = "/v1/skills/test.echo"
 
 
 @pytest.fixture(scope="module")
@@ -209,22 +211,34 @@ def test_who_may_not_call(
 def test_a_header_given_twice_is_no_context(gateway: Gateway) -> None:
     """Two readers could take two different ones of it."""
     headers = [
-        ("Content-Type", "application/json"),
+        *JSON.items(),
         ("X-Audit-Persona", PERSONA),
         ("X-Audit-Tenant", TENANT),
         ("X-Audit-Tenant", OTHER_TENANT),
     ]
-    answer = gateway.request("POST", "/v1/skills/test.echo", b"{}", headers)
+    answer = gateway.request("POST", ECHO, b"{}", headers)
     assert (answer.status, answer.fault) == (400, "invalid_context")
 
 
-def test_a_query_is_no_place_for_arguments(gateway: Gateway) -> None:
+@pytest.mark.parametrize("query", [f"x={SECRET}", "seconds=5", "wait=5&x=5", "wait=5&wait=6"])
+def test_a_query_is_no_place_for_arguments(gateway: Gateway, query: str) -> None:
     """Refused, and the access log does not keep it."""
-    headers = {"X-Audit-Persona": PERSONA, "X-Audit-Tenant": TENANT}
-    answer = gateway.request("POST", f"/v1/skills/test.echo?x={SECRET}", b"{}", headers)
+    headers = {"X-Audit-Persona": PERSONA, "X-Audit-Tenant": TENANT, **JSON}
+    answer = gateway.request("POST", f"/v1/skills/test.echo?{query}", b"{}", headers)
     assert (answer.status, answer.fault) == (400, "invalid_query")
     wait_until(lambda: "/v1/skills/test.echo HTTP" in gateway.text())
     assert SECRET not in gateway.text()
+
+
+def test_a_body_too_large_is_not_read(gateway: Gateway) -> None:
+    """Refused by its length alone, and one that tells no length as soon as it has grown so far."""
+    headers = {"X-Audit-Persona": PERSONA, "X-Audit-Tenant": TENANT, **JSON}
+    told = gateway.request("POST", ECHO, None, {**headers, "Content-Length": "1048577"})
+    assert (told.status, told.fault) == (413, "body_too_large")
+    part = b"%x\r\n%s\r\n" % (1 << 19, b" " * (1 << 19))
+    chunks = part + part + b"2\r\n{}\r\n0\r\n\r\n"
+    grown = gateway.request("POST", ECHO, chunks, {**headers, "Transfer-Encoding": "chunked"})
+    assert (grown.status, grown.fault) == (413, "body_too_large")
 
 
 def test_addresses_and_methods(gateway: Gateway) -> None:
@@ -252,9 +266,15 @@ def test_the_link_of_another_tenant(gateway: Gateway) -> None:
     assert gateway.request("GET", link, token=None).status == 401
 
 
+def subscriptions(stack: Stack) -> int:
+    """How often anybody has subscribed to anything on the server so far."""
+    stats = stack.app.backend.client.info("commandstats")
+    return int(stats.get("cmdstat_subscribe", {}).get("calls", 0))
+
+
 def test_fifty_at_once_are_all_answered(gateway: Gateway, stack: Stack) -> None:
     """Each waits for its own result and gets it; no result is subscribed to by the gateway."""
-    gate = threading.Barrier(50)
+    gate, before = threading.Barrier(50), subscriptions(stack)
 
     def one(number: int) -> object:
         gate.wait(30)
@@ -262,8 +282,7 @@ def test_fifty_at_once_are_all_answered(gateway: Gateway, stack: Stack) -> None:
 
     with ThreadPoolExecutor(50) as pool:
         assert list(pool.map(one, range(50))) == list(range(50))
-    channels = stack.app.backend.client.pubsub_channels()
-    assert channels == []
+    assert subscriptions(stack) == before
 
 
 def test_the_memory_away_is_503(tmp_path: Path) -> None:
