@@ -32,6 +32,8 @@ from audit.memory.base import (
     message_of,
     order_of,
 )
+from audit.memory.listed import open_of, page_of
+from audit.memory.page import LOOK, Open, Page
 from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow
 from audit.system_rows import SYSTEM_KINDS
 
@@ -83,18 +85,27 @@ class InMemory(AuditMemory):
 
     Args:
         clock: seconds, for leases and tokens.
+        now: the wall clock, for when rows are stored.
 
     Attributes:
         down: while true, every call fails and stores nothing.
         faults: what the next emits do; see :class:`Fault`.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self.down = False
         self.faults: deque[Fault | None] = deque()
         self._clock = clock
+        self._now = now
+        self._stored_at: dict[str, datetime] = {}
         self._one_step = threading.Lock()
         self._rows: list[AuditRow] = []
+        self._gone: list[AuditRow] = []
         self._count = 0
         self._last: dict[str, str] = {}
         self._sealed: dict[str, bytes] = {}
@@ -158,6 +169,22 @@ class InMemory(AuditMemory):
                 yield None
                 time.sleep(poll)
 
+    def page(
+        self, wanted: RowFilter, *, most: int = 100, look: int = LOOK, cursor: str | None = None
+    ) -> Page:
+        self._answer()
+        rows, gone = self._rows, self._gone
+        return page_of(rows, gone, self._stored_at, wanted, most=most, look=look, cursor=cursor)
+
+    def open_page(self, tenant_id: str | None, most: int) -> Open:
+        rows = list(self.running(tenant_id))
+        return open_of(rows, most)
+
+    def stored_at(self, row: AuditRow) -> datetime:
+        if row.position is None:
+            raise ValueError("this row comes from no memory")
+        return self._stored_at[row.position]
+
     # --- for the ledger -----------------------------------------------------------------------
 
     def tenants(self) -> list[str]:
@@ -195,6 +222,7 @@ class InMemory(AuditMemory):
             end = order_of(before)
             older = [r for r in self._rows if r.tenant_id == tenant_id and _order(r) < end]
             gone = {row.position for row in takewhile(self._is_closed, older)}
+            self._gone += [row for row in self._rows if row.position in gone]
             self._rows = [row for row in self._rows if row.position not in gone]
             if gone:
                 major, minor = max(map(order_of, filter(None, gone)))
@@ -342,6 +370,7 @@ class InMemory(AuditMemory):
     def _append(self, row: AuditRow) -> AuditRow:
         self._count += 1
         stored = replace(AuditRow.from_bytes(row.to_bytes()), position=f"{self._count}-0")
+        self._stored_at[str(stored.position)] = self._now()
         self._rows.append(stored)
         self._last[row.tenant_id] = str(stored.position)
         return stored

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from audit.errors import EmbeddedServerError
-from bench import emit, ledger, memory, privacy, roundtrip, sweep, throughput
+from bench import board, emit, ledger, memory, privacy, roundtrip, sweep, throughput
 from bench.processes import BenchError
 from bench.report import environment
 
@@ -54,6 +54,11 @@ def _ledger(rounds: int, tasks: int) -> tuple[str, Any]:
     return ledger.report(measured), ledger.raw(measured)
 
 
+def _board(rounds: int, tasks: int) -> tuple[str, Any]:
+    looks = board.measure(tasks)
+    return board.report(looks), board.raw(looks)
+
+
 #: Each section measures, and gives what is printed and its samples.
 SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
     "throughput": _throughput,
@@ -63,6 +68,7 @@ SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
     "sweep": _sweep,
     "privacy": _privacy,
     "ledger": _ledger,
+    "board": _board,
 }
 
 
@@ -91,7 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         help="tasks of a round (1000); twice as many emits of each writer, a tenth as many round"
         " trips, 20 times as many invocations in the memory section, 1,000 times as many in the"
         " history of the sweep section, a quarter as many turns in the privacy section, 100"
-        " times as many sealed rows and 20 times as many emits of each turn in the ledger section",
+        " times as many sealed rows and 20 times as many emits of each turn in the ledger section,"
+        " 1,000 times as many rows in the board section",
     )
     parser.add_argument("--only", choices=SECTIONS, help="one section instead of all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")

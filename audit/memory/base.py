@@ -22,15 +22,31 @@ Every memory guarantees:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
+from audit.memory.filter import RowFilter
+from audit.memory.page import Paging
 from audit.row import STARTED, AuditRow, Reason
+
+__all__ = [
+    "DEATHS",
+    "SETTLING",
+    "AuditMemory",
+    "Entry",
+    "Once",
+    "RowFilter",
+    "RowRefusal",
+    "Stored",
+    "as_replay",
+    "message_of",
+    "order_of",
+]
 
 #: Endings that somebody else than the running body reports. Several may see the same one, so a
 #: second report is no rival.
@@ -74,58 +90,6 @@ class RowRefusal(StrEnum):
     TOMBSTONE = "closed as not dispatched before it arrived"
     WAS_REFUSED = "the invocation was refused"
     NO_INVOCATION = "neither a row of an invocation, nor one of the trail itself"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowFilter:
-    """Which rows to read; every part that is ``None`` lets all pass.
-
-    ``since`` (inclusive) and ``until`` (exclusive) are aware datetimes compared with the row's
-    ``ts``. ``skill_id``, ``outcome`` and ``caller_persona`` look at the row itself: a completed row
-    carries no persona, a started row no outcome.
-    """
-
-    tenant_id: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    kind: str | None = None
-    skill_id: str | None = None
-    outcome: str | None = None
-    caller_persona: str | None = None
-    trace_id: str | None = None
-    request_id: str | None = None
-    task_id: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("since", "until"):
-            moment = getattr(self, name)
-            if moment is not None and moment.tzinfo is None:
-                raise ValueError(f"{name} must say its time zone, e.g. datetime.now(UTC)")
-
-    def matches(self, row: AuditRow) -> bool:
-        """Whether ``row`` passes every part."""
-        return self._in_time(row) and all(
-            wanted is None or wanted == found for wanted, found in self._pairs(row)
-        )
-
-    def _pairs(self, row: AuditRow) -> Iterator[tuple[str | None, Any]]:
-        payload = row.payload
-        yield self.kind, row.kind
-        yield self.tenant_id, payload.get("tenant_id")
-        yield self.skill_id, payload.get("skill_id")
-        yield self.outcome, payload.get("outcome")
-        yield self.caller_persona, payload.get("caller_persona")
-        yield self.trace_id, payload.get("trace_id")
-        yield self.request_id, payload.get("request_id")
-        yield self.task_id, row.meta.get("task_id")
-
-    def _in_time(self, row: AuditRow) -> bool:
-        if self.since is None and self.until is None:
-            return True
-        moment = datetime.fromisoformat(row.ts)
-        return (self.since is None or self.since <= moment) and (
-            self.until is None or moment < self.until
-        )
 
 
 def message_of(row: AuditRow) -> str:
@@ -198,7 +162,7 @@ class Once:
             raise ValueError("only a started row may ask whether it is a replay")
 
 
-class AuditMemory(ABC):
+class AuditMemory(Paging):
     """An append-only store of rows, and of the leases of those who write them."""
 
     @property

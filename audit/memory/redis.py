@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import resources
 from typing import Any, Final
 
@@ -37,8 +38,11 @@ from audit.memory.base import (
     Stored,
 )
 from audit.memory.connection import Command, Line, Lines
+from audit.memory.newest import moment_of
+from audit.memory.page import LOOK, Open, Page
 from audit.memory.redis_keys import Keys, command_of
 from audit.memory.redis_lease import RedisLeases
+from audit.memory.redis_page import RedisPages, first_position
 from audit.memory.redis_seal import ROW_FIELD, RedisSeal
 from audit.memory.redis_url import parse_url, shown
 from audit.row import AuditRow
@@ -47,8 +51,6 @@ from audit.row import AuditRow
 PAGE: Final = 500
 #: Pauses in seconds before an emit is tried again; an emit is idempotent.
 PAUSES: Final = (0.02, 0.1)
-#: How far the clocks of writers and server may differ without a time range losing rows.
-CLOCK_SKEW_MS: Final = 3_600_000
 _SCRIPT: Final = resources.files("audit.memory").joinpath("append.lua").read_text(encoding="utf-8")
 _REFUSALS: Final = {
     b"no_started_row": RowRefusal.NO_STARTED_ROW,
@@ -102,6 +104,7 @@ class RedisMemory(AuditMemory):
 
         self._leases = RedisLeases(self._ask, self._prefix)
         self._seal = RedisSeal(self._ask_judged, self._prefix)
+        self._pages = RedisPages(self._exchange, self._tenants, self._prefix)
 
     # --- the contract -------------------------------------------------------------------------
 
@@ -137,6 +140,17 @@ class RedisMemory(AuditMemory):
             self._stream(Keys(self._prefix, t), wanted) for t in self._tenants(wanted.tenant_id)
         ]
         return filter(wanted.matches, _merged(streams))
+
+    def page(
+        self, wanted: RowFilter, *, most: int = 100, look: int = LOOK, cursor: str | None = None
+    ) -> Page:
+        return self._pages.page(wanted, most, look, cursor)
+
+    def open_page(self, tenant_id: str | None, most: int) -> Open:
+        return self._pages.open_page(tenant_id, most)
+
+    def stored_at(self, row: AuditRow) -> datetime:
+        return moment_of(_place(row)[0])
 
     def follow(self, wanted: RowFilter, *, poll: float = 0.2) -> Iterator[AuditRow | None]:
         seen = {t: self._seal.last_position(t) or "0-0" for t in self._tenants(wanted.tenant_id)}
@@ -249,21 +263,26 @@ class RedisMemory(AuditMemory):
 
     def _ask_judged(self, *command: str | bytes) -> Any:
         """The raw reply to one command, over a connection of :meth:`emit`'s; never sent twice."""
+        return self._exchange([command])[0]
+
+    def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """The raw replies to commands that are sent in one go, never twice."""
         deadline, doubt = self._clock() + self._timeout, Doubt()
         with self._errors_of_ours(doubt):
             line = self._lines.take(deadline)
             try:
-                (reply,) = line.exchange([command], lambda: deadline - self._clock())
+                replies = line.exchange(commands, lambda: deadline - self._clock())
             except BaseException:
                 doubt.maybe_stored = True
                 line.connection.disconnect()
                 self._lines.drop_idle()
                 raise
-            if isinstance(reply, ResponseError):
-                line.connection.disconnect()
-                raise reply
+            for reply in replies:
+                if isinstance(reply, ResponseError):
+                    line.connection.disconnect()
+                    raise reply
             self._lines.give_back(line)
-        return reply
+        return replies
 
     def _tenants(self, tenant_id: str | None) -> list[str]:
         if tenant_id is not None:
@@ -286,7 +305,7 @@ class RedisMemory(AuditMemory):
             words = (state or b"").split()[1:]
             # Behind a "=" stands the digest of a row that was trimmed.
             return self._at(keys, sorted((w for w in words if b"=" not in w), key=_order))
-        return self._scan(keys, _first_position(wanted))
+        return self._scan(keys, first_position(wanted))
 
     def _at(self, keys: Keys, positions: Sequence[bytes]) -> Iterator[AuditRow]:
         for page in _pages(positions):
@@ -359,13 +378,6 @@ def _place(row: AuditRow) -> tuple[int, int]:
 def _order(position: bytes) -> tuple[int, int]:
     milliseconds, _, sequence = position.partition(b"-")
     return int(milliseconds), int(sequence)
-
-
-def _first_position(wanted: RowFilter) -> str:
-    """Where a scan may begin. A row can be stored long after its ``ts``, hardly before it."""
-    if wanted.since is None:
-        return "-"
-    return str(max(0, int(wanted.since.timestamp() * 1000) - CLOCK_SKEW_MS))
 
 
 def _pages(items: Sequence[Any]) -> Iterator[Sequence[Any]]:

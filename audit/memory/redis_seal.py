@@ -53,7 +53,7 @@ class RedisSeal:
             raise ValueError(f"a page has 1 entry at least, not {limit}")
         start = "-" if after is None else f"({after}"
         page = self._ask("XRANGE", self._keys(tenant_id).rows, start, "+", "COUNT", str(limit))
-        return [_entry(position.decode(), fields) for position, fields in page]
+        return [entry_of(position.decode(), fields) for position, fields in page]
 
     def last_position(self, tenant_id: str) -> str | None:
         last = self._ask("EVAL", _LAST, "1", self._keys(tenant_id).rows)
@@ -86,7 +86,8 @@ class RedisSeal:
         return Keys(self._prefix, tenant_id)
 
 
-def _entry(position: str, fields: Sequence[bytes]) -> Entry:
+def entry_of(position: str, fields: Sequence[bytes]) -> Entry:
+    """The entry at a position, from the names and values that the server gives."""
     if len(fields) == 2 and fields[0] == ROW_FIELD:
         return Entry(position, fields[1])
     return Entry(position, b"\0".join(fields), foreign=True)

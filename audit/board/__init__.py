@@ -1,0 +1,1 @@
+"""Read models of the audit pages: what is shown, from bounded reads. No HTML, no web server."""

@@ -1,0 +1,200 @@
+"""Pages on a Redis or Valkey server: a few commands in one round trip, never one for each entry.
+
+A page reads each tenant's stream backwards in chunks (:mod:`audit.memory.newest`); what is open
+comes from the tenants whose oldest open invocation is old enough to count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from audit.memory.base import Entry, RowFilter, order_of
+from audit.memory.connection import Command
+from audit.memory.newest import (
+    CHUNK,
+    Cursor,
+    Found,
+    Newest,
+    Read,
+    check_bounds,
+    key_of,
+    moment_of,
+    read_page,
+    row_of,
+)
+from audit.memory.page import Open, Page
+from audit.memory.redis_keys import Keys
+from audit.memory.redis_seal import entry_of
+from audit.row import AuditRow
+
+#: How far the clocks of writers and server may differ without a time range losing rows.
+CLOCK_SKEW_MS: Final = 3_600_000
+
+#: Backward from a point before its first entry, the server would walk through the whole stream
+#: (streamIteratorStart in its source): time that grows with the history, and nobody can emit.
+#: Forward it sees at once whether there is anything.
+_BELOW: Final = """
+if #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[1], 'COUNT', 1) == 0 then return {} end
+return redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+"""
+
+
+class RedisPages:
+    """The bounded reading of a memory.
+
+    Args:
+        ask: sends commands to a judged server in one go and gives their raw replies; translates
+            errors.
+        tenants: that tenant, or all there are.
+        prefix: of the keys.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[Sequence[Command]], Sequence[Any]],
+        tenants: Callable[[str | None], list[str]],
+        prefix: str,
+    ) -> None:
+        self._ask = ask
+        self._tenants = tenants
+        self._prefix = prefix
+
+    def page(self, wanted: RowFilter, most: int, look: int, cursor: str | None) -> Page:
+        check_bounds(most, look)
+        begin = None if cursor is None else Cursor.parse(cursor)
+        tenants = self._tenants(wanted.tenant_id)
+        if wanted.request_id is not None:
+            return self._of_invocation(wanted, tenants, begin, most, look)
+        oldest = first_position(wanted)
+        newest = Newest(
+            tenants, lambda reads: self._read(reads, oldest), most=most, look=look, cursor=begin
+        )
+        page = read_page(
+            newest, wanted, most=most, look=look, clock=_time_of, ended=lambda: newest.ended
+        )
+        return page if page.next else replace(page, trimmed=self._trimmed(tenants, oldest))
+
+    def open_page(self, tenant_id: str | None, most: int) -> Open:
+        check_bounds(most, 1)
+        keys = [Keys(self._prefix, tenant) for tenant in self._tenants(tenant_id)]
+        totals = self._each(keys, lambda key: ("ZCARD", key.open))
+        oldest = self._each(keys, lambda key: ("ZRANGE", key.open, "0", "0", "WITHSCORES"))
+        ages = sorted(
+            (float(found[1]), key.tenant_id)
+            for found, key in zip(oldest, keys, strict=True)
+            if found
+        )
+        # Of another tenant, none is among the oldest: each of these has an older one.
+        counted = [Keys(self._prefix, tenant) for _, tenant in ages[:most]]
+        rows = self._started(self._oldest_open(counted, most))
+        return Open(rows=tuple(sorted(rows, key=_place)), total=sum(totals))
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _each(self, keys: Iterable[Keys], command: Callable[[Keys], Command]) -> Sequence[Any]:
+        commands = [command(key) for key in keys]
+        return self._ask(commands) if commands else []
+
+    def _read(self, reads: Sequence[Read], oldest: str) -> list[list[Entry]]:
+        answers = self._ask([self._read_command(read, oldest) for read in reads])
+        return [[entry_of(p.decode(), fields) for p, fields in found] for found in answers]
+
+    def _read_command(self, read: Read, oldest: str) -> Command:
+        rows, count = Keys(self._prefix, read.tenant_id).rows, str(read.count)
+        if read.below is None:
+            return ("XREVRANGE", rows, "+", oldest, "COUNT", count)
+        return ("EVAL", _BELOW, "1", rows, _maximum(read.below), oldest, count)
+
+    def _trimmed(self, tenants: Sequence[str], oldest: str) -> bool:
+        marks = self._each(
+            (Keys(self._prefix, tenant) for tenant in tenants), lambda key: ("GET", key.trimmed)
+        )
+        floor = (0, 0) if oldest == "-" else order_of(oldest)
+        return any(mark is not None and order_of(mark.decode()) > floor for mark in marks)
+
+    def _of_invocation(
+        self,
+        wanted: RowFilter,
+        tenants: Sequence[str],
+        begin: Cursor | None,
+        most: int,
+        look: int,
+    ) -> Page:
+        """By the index: what it takes does not depend on where in the history the rows are."""
+        states = self._each(
+            (Keys(self._prefix, tenant) for tenant in tenants),
+            lambda key: ("HGET", key.requests, str(wanted.request_id)),
+        )
+        words = [
+            (tenant, word.decode())
+            for tenant, state in zip(tenants, states, strict=True)
+            for word in (state or b"").split()[1:]
+        ]
+        # Behind a "=" stands the digest of a row that was trimmed.
+        places = sorted(
+            (key_of(tenant, word), tenant, word) for tenant, word in words if "=" not in word
+        )
+        entries = self._at([p[1:] for p in places if begin is None or begin.is_passed_by(*p[1:])])
+        page = read_page(
+            entries, wanted, most=most, look=look, clock=_time_of, ended=lambda: not any(entries)
+        )
+        trimmed = any("=" in word for _, word in words)
+        return page if page.next else replace(page, trimmed=trimmed)
+
+    def _at(self, places: Sequence[tuple[str, str]]) -> Iterator[Found]:
+        """The entries at these places, as far as they are there, in the given order."""
+        for start in range(0, len(places), CHUNK):
+            part = places[start : start + CHUNK]
+            commands = [
+                ("XRANGE", Keys(self._prefix, tenant).rows, position, position)
+                for tenant, position in part
+            ]
+            for (tenant, _), found in zip(part, self._ask(commands), strict=True):
+                yield from ((tenant, entry_of(p.decode(), fields)) for p, fields in found)
+
+    def _oldest_open(self, keys: Sequence[Keys], most: int) -> list[tuple[Keys, bytes]]:
+        """The oldest open request_ids of these tenants together."""
+        answers = self._each(
+            keys, lambda key: ("ZRANGE", key.open, "0", str(most - 1), "WITHSCORES")
+        )
+        found = [
+            (float(score), key.tenant_id, request_id)
+            for key, answer in zip(keys, answers, strict=True)
+            for request_id, score in zip(answer[::2], answer[1::2], strict=True)
+        ]
+        return [(Keys(self._prefix, t), request_id) for _, t, request_id in sorted(found)[:most]]
+
+    def _started(self, invocations: Sequence[tuple[Keys, bytes]]) -> list[AuditRow]:
+        """Their started rows. An invocation that has ended meanwhile is open no longer."""
+        commands = [("HGET", keys.requests, request_id) for keys, request_id in invocations]
+        states = self._ask(commands) if commands else ()
+        places = [
+            (keys.tenant_id, state.split()[1].decode())
+            for (keys, _), state in zip(invocations, states, strict=True)
+            if state is not None and state[:1] == b"o"
+        ]
+        rows = (row_of(entry) for _, entry in self._at(places))
+        return [row for row in rows if row is not None]
+
+
+def first_position(wanted: RowFilter) -> str:
+    """Where reading may begin. A row can be stored long after its ``ts``, hardly before it."""
+    if wanted.since is None:
+        return "-"
+    return str(max(0, int(wanted.since.timestamp() * 1000) - CLOCK_SKEW_MS))
+
+
+def _maximum(below: str | None) -> str:
+    # Nothing stands at 0-0, and below it the server knows no range.
+    return "+" if below is None else below if below == "0-0" else f"({below}"
+
+
+def _time_of(position: str) -> datetime:
+    return moment_of(order_of(position)[0])
+
+
+def _place(row: AuditRow) -> tuple[tuple[int, int], str]:
+    return order_of(str(row.position)), row.tenant_id
