@@ -27,6 +27,7 @@ from audit.cli_keeper import keep, reconcile
 from audit.cli_ledger import keygen, seal
 from audit.cli_options import moment, parse_tenant, reading
 from audit.cli_retention import prune
+from audit.cli_top import top
 from audit.cli_verify import verify
 from audit.errors import AuditError
 from audit.memory import AuditMemory
@@ -173,6 +174,7 @@ audit.add_command(prove)
 audit.add_command(prune)
 audit.add_command(reconcile)
 audit.add_command(seal)
+audit.add_command(top)
 audit.add_command(verify)
 audit.add_command(verify_pack)
 

@@ -45,6 +45,7 @@ ELSEWHERE = (
     "prune",
     "reconcile",
     "seal",
+    "top",
     "verify",
     "verify-pack",
 )
