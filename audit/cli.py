@@ -21,12 +21,14 @@ from typing import Any, Final, TypeVar
 import click
 
 from audit.cli_compare import compare_args
+from audit.cli_doctor import doctor
 from audit.cli_duplicates import duplicates
 from audit.cli_evidence import export, prove, verify_pack
 from audit.cli_keeper import keep, reconcile
 from audit.cli_ledger import keygen, seal
 from audit.cli_options import moment, parse_tenant, reading
 from audit.cli_retention import prune
+from audit.cli_top import top
 from audit.cli_verify import verify
 from audit.errors import AuditError
 from audit.memory import AuditMemory
@@ -165,6 +167,7 @@ def audit(ctx: click.Context, memory: str | None) -> None:
 
 
 audit.add_command(compare_args)
+audit.add_command(doctor)
 audit.add_command(duplicates)
 audit.add_command(export)
 audit.add_command(keep)
@@ -173,6 +176,7 @@ audit.add_command(prove)
 audit.add_command(prune)
 audit.add_command(reconcile)
 audit.add_command(seal)
+audit.add_command(top)
 audit.add_command(verify)
 audit.add_command(verify_pack)
 

@@ -79,7 +79,7 @@ def print_rows(
     if as_json:
         print_stored(rows)
     else:
-        _print_table(Table(columns, _console(ctx)), rows)
+        _print_table(Table(columns, console_of(ctx)), rows)
 
 
 def print_stored(rows: Iterable[AuditRow | None]) -> None:
@@ -106,7 +106,8 @@ def _print_table(table: Table, rows: Iterable[AuditRow | None]) -> None:
             echo(table.line(row))
 
 
-def _console(ctx: click.Context) -> Console | None:
+def console_of(ctx: click.Context) -> Console | None:
+    """The terminal that standard output is; ``None`` where it is none."""
     if not sys.stdout.isatty():
         return None
     return Console(color_system=None if ctx.obj.no_color else "auto", highlight=False)

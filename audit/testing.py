@@ -285,6 +285,10 @@ class InMemory(AuditMemory):
         self._answer()
         return self._leaders.get(role, ("", -1.0))[1] > self._clock()
 
+    def store_time(self) -> datetime:
+        self._answer()
+        return self._now()
+
     def deaths(self, tenant_id: str, message: str) -> int:
         self._answer()
         return self._deaths.get((tenant_id, message), 0)

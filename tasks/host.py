@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Final, TypeVar
 
@@ -17,10 +18,12 @@ from celery.app import utils
 from celery.app.defaults import DEFAULTS
 from kombu.utils.imports import symbol_by_name
 
+from audit.doctor.check import PROBES
 from audit.errors import SkillDefinitionError
 from tasks.amqp import SkillAMQP
 from tasks.coroutine import synchronous
 from tasks.declaration import check_declaration
+from tasks.doctor import celery_probes
 from tasks.runtime import runtime_of
 from tasks.task import SkillTask
 from tasks.worker import AuditStep
@@ -76,6 +79,7 @@ def _is_host(app: Celery) -> bool:
 
 def _wire(app: Celery) -> None:
     runtime_of(app)
+    setattr(app, PROBES, partial(celery_probes, app))
     # The memory's URL has a password in it, and `inspect conf` and `celery report` show settings.
     if not utils.HIDDEN_SETTINGS.search(_URL_SETTING):
         hidden = f"{utils.HIDDEN_SETTINGS.pattern}|{_URL_SETTING}"

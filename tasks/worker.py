@@ -9,6 +9,7 @@ from typing import Any, Final
 from celery import bootsteps
 from kombu.utils.imports import symbol_by_name
 
+from audit.doctor.check import named
 from audit.errors import (
     AuditMemoryError,
     MemoryUnavailableError,
@@ -23,6 +24,7 @@ from audit.spool import Spool
 from tasks import redaction, telemetry
 from tasks.amqp import require_protocol_2
 from tasks.consumer import steady
+from tasks.doctor import IGNORED, unaudited
 from tasks.reception import give_requests
 from tasks.runtime import runtime_of
 
@@ -77,6 +79,7 @@ class AuditStep(bootsteps.StartStopStep):
         _say_what_is_proven(runtime.settings.context_keys)
         _report_other_spools(runtime.spool)
         _warn_of_limits(parent.pool_cls.__module__)
+        _say_what_is_not_audited(parent.app)
         _warn_without_keeper(runtime.memory)
 
     def stop(self, parent: Any) -> None:
@@ -100,16 +103,13 @@ def _say_what_is_proven(keys: KeyRing) -> None:
 def _warn_of_limits(pool: str) -> None:
     """Say what the pool does not do, for it will be missed when a skill overruns."""
     name = pool.rpartition(".")[2]
-    if name in _IGNORED:
-        logger.warning("the %s pool ignores %s", name, _IGNORED[name])
+    if name in IGNORED:
+        logger.warning("the %s pool ignores %s", name, IGNORED[name])
 
 
-_IGNORED: Final = {
-    "solo": "time limits, and a revoke reaches a skill only when its body has ended",
-    "thread": "time limits, and cannot terminate a running skill",
-    "gevent": "soft time limits, and hard ones end a skill only where it waits",
-    "eventlet": "soft time limits, and hard ones end a skill only where it waits",
-}
+def _say_what_is_not_audited(app: Any) -> None:
+    if plain := unaudited(app.tasks.values()):
+        logger.warning("plain tasks of this app are not audited: %s", named(plain))
 
 
 def _report_other_spools(spool: Spool) -> None:

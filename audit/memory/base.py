@@ -291,6 +291,10 @@ class AuditMemory(Paging):
     def is_led(self, role: str) -> bool:
         """Whether anybody leads in ``role`` now."""
 
+    @abstractmethod
+    def store_time(self) -> datetime:
+        """What the store's clock says now, in UTC."""
+
     # --- for the ledger -----------------------------------------------------------------------
 
     @abstractmethod

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import Any, Final
 
@@ -186,6 +186,10 @@ class RedisMemory(AuditMemory):
 
     def is_led(self, role: str) -> bool:
         return self._leases.is_led(role)
+
+    def store_time(self) -> datetime:
+        seconds, microseconds = self._ask("time")
+        return datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=microseconds)
 
     def tenants(self) -> list[str]:
         return self._tenants(None)

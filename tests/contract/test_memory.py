@@ -703,6 +703,13 @@ def test_leading_is_handed_over_and_runs_out(memory: AuditMemory) -> None:
     assert not memory.lead("keeper", "b", 60)
 
 
+def test_the_store_tells_its_time(memory: AuditMemory) -> None:
+    """In UTC, and it does not stand still."""
+    first = memory.store_time()
+    assert first.utcoffset() == timedelta(0)
+    wait_until(lambda: memory.store_time() > first)
+
+
 def test_of_many_candidates_one_leads(memory: AuditMemory) -> None:
     """8 threads at once: a single yes."""
     answers: list[bool] = []

@@ -37,6 +37,7 @@ NOW = datetime.now(UTC)
 #: They do more than ask: each has a test file of its own.
 ELSEWHERE = (
     "compare-args",
+    "doctor",
     "export",
     "keep",
     "keygen",
@@ -44,6 +45,7 @@ ELSEWHERE = (
     "prune",
     "reconcile",
     "seal",
+    "top",
     "verify",
     "verify-pack",
 )
