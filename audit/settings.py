@@ -54,6 +54,11 @@ class AuditSettings:
         keeper_listen: host and port where the keeper serves metrics and health; ``None``: nowhere.
         hot_retention: sealed rows older than so many seconds leave the memory, and are read from
             the ledger; ``None``: none does.
+        gateway_tokens: JSON of the tokens of the gateway's callers, or the path of its file;
+            without any the gateway does not start.
+        gateway_keys: what its status links are signed with: the first signs, all verify.
+        gateway_max_body: bytes that the body of a request to the gateway may have.
+        gateway_max_wait: seconds that a request to the gateway may wait for a result.
     """
 
     memory_url: str = field(default="redis://127.0.0.1:6379/1", repr=False)  # has a password
@@ -74,6 +79,10 @@ class AuditSettings:
     ledger_witnesses: tuple[tuple[str, str], ...] = ()
     keeper_listen: tuple[str, int] | None = ("127.0.0.1", 9464)
     hot_retention: float | None = None
+    gateway_tokens: str | None = field(default=None, repr=False)
+    gateway_keys: KeyRing = field(default_factory=KeyRing, repr=False)
+    gateway_max_body: int = 1_048_576
+    gateway_max_wait: float = 30.0
 
     @classmethod
     def read(cls, conf: Mapping[str, Any], environ: Mapping[str, str]) -> AuditSettings:
@@ -187,6 +196,30 @@ def _listen(raw: object) -> tuple[str, int] | None:
     return match["v6"] or match["host"], int(match["port"])
 
 
+def _tokens(raw: object) -> str:
+    """Whether they are tokens is found out where they are used; nothing of a value is repeated."""
+    if isinstance(raw, list | tuple):
+        try:
+            return json.dumps(raw)
+        except (TypeError, ValueError):
+            raise ValueError("takes a list of plain JSON values") from None
+    return _text(raw)
+
+
+def _link_keys(raw: object) -> KeyRing:
+    ring = KeyRing.parse(raw)
+    if any(key.tenants or key.personas for key in ring.keys):
+        raise ValueError("takes keys without limits: the tokens say who may name whom")
+    return ring
+
+
+def _bytes(raw: object) -> int:
+    text = str(raw)
+    if not text.isdecimal() or not 1024 <= int(text) <= 2**30:
+        raise ValueError(f"takes a whole number of bytes between 1024 and {2**30}")
+    return int(text)
+
+
 def _detail(raw: object) -> str:
     if raw not in ("masked", "type"):
         raise ValueError('takes "masked" or "type"')
@@ -212,4 +245,8 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "ledger_witnesses": ("AUDIT_LEDGER_WITNESSES", _witnesses),
     "keeper_listen": ("AUDIT_KEEPER_LISTEN", _listen),
     "hot_retention": ("AUDIT_HOT_RETENTION", _retention),
+    "gateway_tokens": ("AUDIT_GATEWAY_TOKENS", _tokens),
+    "gateway_keys": ("AUDIT_GATEWAY_KEYS", _link_keys),
+    "gateway_max_body": ("AUDIT_GATEWAY_MAX_BODY", _bytes),
+    "gateway_max_wait": ("AUDIT_GATEWAY_MAX_WAIT", _seconds),
 }

@@ -131,7 +131,7 @@ def test_every_setting_of_the_table_exists() -> None:
         (name, variable, default.replace("~", str(Path.home()))) for name, variable, default in rows
     ]
     defaults = AuditSettings()
-    assert len(rows) == 12
+    assert len(rows) == 14
     for name, variable, default in rows:
         field = name.removeprefix("audit_")
         assert str(getattr(AuditSettings.read({}, {variable: default}), field)) == str(

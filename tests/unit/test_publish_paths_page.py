@@ -12,7 +12,7 @@ import pytest
 from tests.integration.ways import WAYS
 
 ROOT = Path(__file__).parents[2]
-FILES = ("test_publish_paths.py", "test_pools.py", "test_no_leak.py")
+FILES = ("test_publish_paths.py", "test_pools.py", "test_no_leak.py", "test_gateway.py")
 TEST = re.compile(r"`(test_\w+\.py::[^`]+)`")
 
 

@@ -33,12 +33,19 @@ GOOD: list[tuple[str, str, Any, str, Any]] = [
         (("https://w.example:1/a-b/", "w+1+k"),),
     ),
     ("hot_retention", "AUDIT_HOT_RETENTION", 60, "86400", 86400.0),
+    ("gateway_tokens", "AUDIT_GATEWAY_TOKENS", "/run/tokens", " /run/others ", "/run/others"),
+    ("gateway_max_body", "AUDIT_GATEWAY_MAX_BODY", 1024, "2048", 2048),
+    ("gateway_max_wait", "AUDIT_GATEWAY_MAX_WAIT", 5.0, "60", 60.0),
 ]
 KEYS = [
     {"id": "new", "secret": "s3cret-" * 5},
     {"id": "old", "secret": "s3cret_" * 5},
 ]
-KEY_SETTINGS = [("context_keys", "AUDIT_CONTEXT_KEYS"), ("hash_keys", "AUDIT_HASH_KEYS")]
+KEY_SETTINGS = [
+    ("context_keys", "AUDIT_CONTEXT_KEYS"),
+    ("hash_keys", "AUDIT_HASH_KEYS"),
+    ("gateway_keys", "AUDIT_GATEWAY_KEYS"),
+]
 
 
 def read(
@@ -84,6 +91,12 @@ def test_a_hash_key_is_for_tenants() -> None:
     """A limit to personas would be one that nobody keeps."""
     with pytest.raises(SettingsError, match="audit_hash_keys"):
         read({"audit_hash_keys": [{**KEYS[0], "personas": ["cuo-*"]}]})
+
+
+def test_a_key_of_status_links_has_no_limits() -> None:
+    """Whom a caller may name stands with its token."""
+    with pytest.raises(SettingsError, match="audit_gateway_keys"):
+        read({"audit_gateway_keys": [{**KEYS[0], "personas": ["cuo-*"]}]})
 
 
 @pytest.mark.parametrize(("name", "variable"), KEY_SETTINGS)
@@ -172,6 +185,9 @@ BAD: list[tuple[str, Any]] = [
         for value in (9464, ":9464", "h", "h:", "h:65536", "h:1:2", "::1:80", "u:p@h:80", ["h:1"])
     ),
     *(("hot_retention", value) for value in (0, -1, "1d", True, 1e12)),
+    *(("gateway_tokens", value) for value in (5, " ", {}, [{1, 2}])),
+    *(("gateway_max_body", value) for value in (0, 1023, 2**30 + 1, "1k", -1, 1024.5)),
+    *(("gateway_max_wait", value) for value in (0, -1, "1s", 3601)),
     *(("ledger_witnesses", value) for value in (5, "x", "{}", "[1]", [{"url": "http://w"}])),
     *(
         ("ledger_witnesses", [{"url": url, "vkey": "k"}])
