@@ -34,7 +34,8 @@ task_time_limit = 330
 worker_send_task_events = True
 task_send_sent_event = True
 
-#: A schedule has no caller to inherit from: each entry names its own persona and tenant.
+#: A schedule has no caller to inherit from: each entry names its own persona and tenant, or beat
+#: does not start (docs/schedules.md).
 beat_schedule: dict[str, dict[str, Any]] = {
     "queue-depth": {
         "task": "obs.queue-depth",

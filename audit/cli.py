@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from audit.cli_compare import compare_args
+from audit.cli_duplicates import duplicates
 from audit.cli_evidence import export, prove, verify_pack
 from audit.cli_keeper import keep, reconcile
 from audit.cli_ledger import keygen, seal
@@ -164,6 +165,7 @@ def audit(ctx: click.Context, memory: str | None) -> None:
 
 
 audit.add_command(compare_args)
+audit.add_command(duplicates)
 audit.add_command(export)
 audit.add_command(keep)
 audit.add_command(keygen)

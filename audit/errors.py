@@ -7,12 +7,14 @@
     ├── CanonicalizationError      a value has no RFC 8785 form (also a ValueError)
     ├── SkillArgumentsError        arguments do not fit the skill's signature (also a TypeError)
     ├── SkillDefinitionError       a skill without a version, with a bad id, ...
+    │   └── ScheduleDefinitionError    an entry of a beat schedule that could not be audited
     ├── InvocationError
     │   ├── MissingInvocationContext   nobody said for whom the skill runs
     │   ├── InvalidInvocationContext   persona, tenant or trace is malformed (also a ValueError)
     │   ├── UnprovenContextError       nobody signed for this context, or somebody altered it
     │   │   └── ExpiredContextError    it was signed too long ago
     │   ├── PoisonedMessageError       too many workers died over the message
+    │   ├── TickTakenError             another message of this tick of a schedule has started
     │   ├── BodyExcludedError          a skill failed whose body is excluded from every record
     │   └── NotStartedError            a delivered message reached the body without a started row
     ├── RowError                   a row breaks the published schema (also a ValueError)
@@ -116,6 +118,10 @@ class SkillDefinitionError(AuditError):
     """A skill is declared in a way the host cannot audit; the text says what to change."""
 
 
+class ScheduleDefinitionError(SkillDefinitionError):
+    """A beat entry could not be audited; the text names it and says what to change."""
+
+
 class InvocationError(AuditError):
     """An invocation may not begin."""
 
@@ -167,6 +173,15 @@ class PoisonedMessageError(InvocationError):
     """Too many workers died over this message, so no other one runs it (``audit_max_deaths``)."""
 
     http_status = 500
+
+
+class TickTakenError(InvocationError):
+    """Another message of the same tick has started, and its entry says ``once_per_tick``.
+
+    Nothing is to be done: the tick runs, once. Where it happens at every tick, two beats send.
+    """
+
+    http_status = 409
 
 
 class BodyExcludedError(InvocationError):

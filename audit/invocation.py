@@ -33,9 +33,11 @@ from audit.errors import (
     AuditError,
     AuditMemoryError,
     MemoryUnavailableError,
+    RowRefusedError,
     SpoolError,
+    TickTakenError,
 )
-from audit.memory.base import SETTLING, Once, Stored
+from audit.memory.base import SETTLING, Hold, Once, RowRefusal, Stored
 from audit.recorder import Kept, Recorder
 from audit.row import (
     AuditRow,
@@ -52,6 +54,12 @@ from audit.row import (
 
 #: How often an emit that a signal interrupted is done again before it counts as failed.
 INTERRUPTIONS: Final = 3
+
+
+_TAKEN: Final = (
+    "another message of this tick has started (once_per_tick): two beats send it, or one sent it"
+    " again; it runs once"
+)
 
 
 class State(StrEnum):
@@ -136,7 +144,12 @@ class Invocation:
         return self._pid == os.getpid() and self.state in (State.STARTED, State.RUNNING)
 
     def start(
-        self, args_hash: str, *, once_token: str | None = None, once_seconds: int = 0
+        self,
+        args_hash: str,
+        *,
+        once_token: str | None = None,
+        once_seconds: int = 0,
+        hold: Hold | None = None,
     ) -> None:
         """Make the started row durable; ``redelivered`` where its message was started before.
 
@@ -145,17 +158,21 @@ class Invocation:
             once_token: names the message (:class:`audit.memory.base.Once`); ``None``: only the
                 broker tells whether it is a redelivery.
             once_seconds: how long the memory remembers the token; 1 or more where there is one.
+            hold: takes the tick it comes of; ``None``: its tick is nobody's.
 
         Raises:
             AuditEmitFailed: the memory did not take it; the body must not run.
+            TickTakenError: another message has its tick; the refused row is on record.
             ValueError: token or seconds are unusable; nothing was emitted.
         """
         self._require(State.STARTED)
         row = skill_invoked_started(self.identity, args_hash, ts=timestamp(self._now()))
         once = None if once_token is None else Once(token=once_token, seconds=once_seconds)
         try:
-            self._put(row, "start", lambda row: self._start(row, once))
+            self._put(row, "start", lambda row: self._start(row, once, hold))
         except AuditMemoryError as error:
+            if _is_taken(error):
+                raise self._refuse_tick() from None
             self._never_start(error)
             alarms.not_started(self.identity, error)
             self._pass_on_interruption()
@@ -235,14 +252,20 @@ class Invocation:
             return 0
         return round((ended - began) * 1000)
 
-    def _start(self, row: AuditRow, once: Once | None) -> State:
-        if self._recorder.start(row, once) is Stored.REPLAYED:
+    def _start(self, row: AuditRow, once: Once | None, hold: Hold | None) -> State:
+        if self._recorder.start(row, once, hold) is Stored.REPLAYED:
             self.identity = replace(self.identity, redelivered=True)
         return State.STARTED
 
     def _refuse(self, row: AuditRow) -> State:
         self._recorder.start(row)
         return State.REFUSED
+
+    def _refuse_tick(self) -> TickTakenError:
+        """The memory has nothing of this invocation, however often its emit was interrupted."""
+        error = TickTakenError(_TAKEN)
+        self.refuse(Refusal.TICK_TAKEN, str(error))
+        return error
 
     def _complete(self, row: AuditRow) -> State:
         if row.meta["reason"] == Reason.TERMINATED:
@@ -355,6 +378,10 @@ class Invocation:
 def _is_own(row: AuditRow) -> bool:
     """Whether nobody but the body's process reports this; else it counts when it is replayed."""
     return row.meta["reason"] not in SETTLING
+
+
+def _is_taken(error: AuditMemoryError) -> bool:
+    return isinstance(error, RowRefusedError) and error.refusal == RowRefusal.TICK_TAKEN
 
 
 def _asks_to_exit(interrupt: BaseException | None) -> bool:

@@ -203,6 +203,8 @@ def identity_of(started: AuditRow) -> Identity:
         worker=meta.get("worker", ""),
         on_behalf_of=meta.get("on_behalf_of"),
         context_key=meta.get("context_key"),
+        schedule=meta.get("schedule"),
+        due=meta.get("due"),
     )
 
 

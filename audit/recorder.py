@@ -19,7 +19,7 @@ from typing import Final
 
 from audit.breaker import Breaker
 from audit.errors import AuditMemoryError, MemoryUnavailableError, RowRefusedError, SpoolError
-from audit.memory.base import AuditMemory, Once, Stored
+from audit.memory.base import AuditMemory, Hold, Once, Stored
 from audit.row import AuditRow
 from audit.spool import Spool
 
@@ -72,7 +72,7 @@ class Recorder:
     def has_spool(self) -> bool:
         return self._spool is not None
 
-    def start(self, row: AuditRow, once: Once | None = None) -> Stored:
+    def start(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         """Make a started (or refused) row durable in the memory, or what ``once`` has for it.
 
         Raises:
@@ -83,7 +83,7 @@ class Recorder:
                 "this host's spool is full: nothing starts until the memory has taken what waits"
             )
         self._ask_breaker()
-        return self._emit(row, once)
+        return self._emit(row, once, hold)
 
     def deaths(self, tenant_id: str, message: str) -> int:
         """How often a worker died over ``message``.
@@ -165,9 +165,9 @@ class Recorder:
                 self._unkept.appendleft(row)
                 raise
 
-    def _emit(self, row: AuditRow, once: Once | None = None) -> Stored:
+    def _emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         try:
-            stored = self.memory.emit(row, once)
+            stored = self.memory.emit(row, once, hold)
         except RowRefusedError:
             self._breaker.succeeded()
             raise

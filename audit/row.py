@@ -83,6 +83,7 @@ class Refusal(StrEnum):
     POISON = "poison"
     BAD_SIGNATURE = "bad_signature"
     EXPIRED_CONTEXT = "expired_context"
+    TICK_TAKEN = "tick_taken"
 
 
 _OUTCOMES: Final[Mapping[Reason, Outcome]] = {
@@ -155,6 +156,8 @@ class Identity:
         worker: id of the process group that runs it, new at each boot.
         on_behalf_of: the human behind the persona, where one is named.
         context_key: id of the key that proved all this, where context is signed.
+        schedule: the entry of a beat schedule whose tick this is, where it is one.
+        due: when that tick was due, as rows write a moment; there where ``schedule`` is.
     """
 
     request_id: str
@@ -170,6 +173,8 @@ class Identity:
     worker: str = ""
     on_behalf_of: str | None = None
     context_key: str | None = None
+    schedule: str | None = None
+    due: str | None = None
 
     def meta(self, **more: str | None) -> dict[str, Any]:
         """The envelope's ``meta`` (decision 3)."""
@@ -185,6 +190,8 @@ class Identity:
             meta["on_behalf_of"] = self.on_behalf_of
         if self.context_key is not None:
             meta["context_key"] = self.context_key
+        if self.schedule is not None:
+            meta.update(schedule=self.schedule, due=self.due)
         return meta
 
 

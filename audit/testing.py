@@ -24,11 +24,13 @@ from audit.memory.base import (
     SETTLING,
     AuditMemory,
     Entry,
+    Hold,
     Once,
     RowFilter,
     RowRefusal,
     Stored,
     as_replay,
+    insist_on_started,
     message_of,
     order_of,
 )
@@ -106,6 +108,7 @@ class InMemory(AuditMemory):
         self._deaths: dict[tuple[str, str], int] = {}
         self._leaders: dict[str, tuple[str, float]] = {}
         self._tokens: dict[tuple[str, str], float] = {}
+        self._ticks: dict[tuple[str, str], tuple[str, float]] = {}
 
     @property
     def name(self) -> str:
@@ -119,13 +122,13 @@ class InMemory(AuditMemory):
 
     # --- rows ---------------------------------------------------------------------------------
 
-    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         fault = self.faults.popleft() if self.faults else None
         self._answer()
         if fault is Fault.NOT_STORED:
             raise MemoryUnavailableError("a fault: failed, not stored", maybe_stored=True)
         with self._one_step:
-            stored = self._store(row, once)
+            stored = self._store(row, once, hold)
         if fault is Fault.STORED:
             raise MemoryUnavailableError("a fault: failed, but stored", maybe_stored=True)
         return stored
@@ -261,26 +264,29 @@ class InMemory(AuditMemory):
         request = self._requests[row.tenant_id, row.request_id]
         return request.started is None or request.completed is not None
 
-    def _store(self, row: AuditRow, once: Once | None) -> Stored:
-        if once is not None:
-            once.insist_on(row)
+    def _store(self, row: AuditRow, once: Once | None, hold: Hold | None) -> Stored:
+        if once is not None or hold is not None:
+            insist_on_started(row)
         if not {"tenant_id", "request_id"} <= row.payload.keys():
             raise RowRefusedError(RowRefusal.NO_INVOCATION.value, "")
         request = self._requests.setdefault((row.tenant_id, row.request_id), _Requests())
         if row.kind == STARTED:
-            return self._start(request, row, once)
+            return self._start(request, row, once, hold)
         if row.kind == REFUSED or row.kind in SYSTEM_KINDS:
             return self._refuse(request, row)
         if row.kind != COMPLETED:
             raise RowRefusedError(RowRefusal.NO_INVOCATION.value, row.request_id)
         return self._complete(request, row)
 
-    def _start(self, request: _Requests, row: AuditRow, once: Once | None) -> Stored:
+    def _start(
+        self, request: _Requests, row: AuditRow, once: Once | None, hold: Hold | None
+    ) -> Stored:
         if request.barred:
             raise RowRefusedError(RowRefusal.TOMBSTONE.value, row.request_id)
         if request.refused is not None:
             raise RowRefusedError(RowRefusal.WAS_REFUSED.value, row.request_id)
         if request.started is None:
+            self._take_tick(row, hold)
             return self._begin(request, row, once)
         if once is not None and row != request.started == as_replay(row):
             return Stored.REPLAYED
@@ -292,6 +298,15 @@ class InMemory(AuditMemory):
         request.started = self._append(row)
         self._born[row.request_id] = self._clock()
         return Stored.REPLAYED if request.replayed else Stored.NEW
+
+    def _take_tick(self, row: AuditRow, hold: Hold | None) -> None:
+        if hold is None:
+            return
+        now, key = self._clock(), (row.tenant_id, hold.token)
+        holder, until = self._ticks.get(key, (hold.holder, now))
+        if holder != hold.holder and until > now:
+            raise RowRefusedError(RowRefusal.TICK_TAKEN.value, row.request_id)
+        self._ticks[key] = (hold.holder, now + hold.seconds)
 
     def _seen_before(self, tenant_id: str, once: Once) -> bool:
         now, key = self._clock(), (tenant_id, once.token)

@@ -25,7 +25,7 @@ from audit.canonical import digest
 from audit.invocation import new_request_id
 from audit.keys import KeyRing
 from audit.memory import AuditMemory
-from audit.memory.base import Once, Stored
+from audit.memory.base import Hold, Once, Stored
 from audit.row import AuditRow, Identity, skill_invoked_started
 from audit.testing import InMemory
 from bench.sides.audited import TENANT
@@ -74,7 +74,7 @@ class Step:
 class NoRows(InMemory):
     """Takes every row, and keeps none: what is measured does not slow down over time."""
 
-    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         row.to_bytes()
         return Stored.NEW
 

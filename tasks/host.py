@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from celery import Celery
 from celery.app import utils
+from celery.app.defaults import DEFAULTS
 from kombu.utils.imports import symbol_by_name
 
 from audit.errors import SkillDefinitionError
@@ -25,6 +26,9 @@ from tasks.task import SkillTask
 from tasks.worker import AuditStep
 
 AMQP: Final = f"{SkillAMQP.__module__}:{SkillAMQP.__name__}"
+
+#: As text, for nobody but beat needs it.
+SCHEDULER: Final = "tasks.beat:SkillScheduler"
 
 _URL_SETTING: Final = "audit_memory_url"
 
@@ -77,6 +81,17 @@ def _wire(app: Celery) -> None:
         hidden = f"{utils.HIDDEN_SETTINGS.pattern}|{_URL_SETTING}"
         utils.HIDDEN_SETTINGS = re.compile(hidden, utils.HIDDEN_SETTINGS.flags)
     app.steps["worker"].add(AuditStep)
+    app.add_defaults(lambda: _own_scheduler(app))
+
+
+def _own_scheduler(app: Celery) -> dict[str, str]:
+    """Called by Celery once the configuration is there: beat's scheduler, unless it names another.
+
+    Celery puts what is added above the configuration, so it must not be added where that says
+    something; ours does what the usual one does, so that one may stand there.
+    """
+    names_another = app.conf.beat_scheduler not in (DEFAULTS["beat_scheduler"], SCHEDULER)
+    return {} if names_another else {"beat_scheduler": SCHEDULER}
 
 
 def skill(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from audit.context import InvocationContext, Trace
 from audit.invocation import new_request_id
+from audit.memory.base import Hold
 from audit.row import NIL_TENANT, Identity
+from audit.schedule import Tick, tick_of
 from tasks.caller import REQUEST_ID_HEADER
-from tasks.proof import proven_by
+from tasks.proof import is_unproven, proven_by
+
+#: Seconds that a tick stays taken (``once_per_tick``): a second message may wait long in a queue.
+TICK_SECONDS: Final = 7 * 24 * 3600
 
 
 def identify(
@@ -26,6 +31,7 @@ def identify(
         worker: the id of the process group that runs it.
     """
     received = message.get(REQUEST_ID_HEADER)
+    tick = None if is_unproven(message) else tick_of(message)
     place = context.trace if context is not None else Trace.parse(message.get("traceparent"))
     return Identity(
         request_id=received if isinstance(received, str) else new_request_id(),
@@ -41,7 +47,19 @@ def identify(
         worker=worker,
         on_behalf_of=context.on_behalf_of if context is not None else None,
         context_key=proven_by(message),
+        schedule=tick.schedule if tick is not None else None,
+        due=tick.due if tick is not None else None,
     )
+
+
+def hold_of(identity: Identity, tick: Tick | None) -> Hold | None:
+    """How an invocation takes its tick; ``None`` where anybody may run that as well.
+
+    What holds it is the task id, which a redelivery and a retry have alike.
+    """
+    if tick is None or not tick.once or not identity.task_id:
+        return None
+    return Hold(token=tick.token, holder=ascii(identity.task_id)[1:-1], seconds=TICK_SECONDS)
 
 
 def task_id_of(message: Mapping[str, Any]) -> str | None:

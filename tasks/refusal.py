@@ -18,6 +18,7 @@ from audit.errors import (
     MissingInvocationContext,
     PoisonedMessageError,
     SkillArgumentsError,
+    TickTakenError,
     UnprovenContextError,
 )
 from audit.invocation import Invocation
@@ -36,6 +37,7 @@ REFUSALS: Final[Mapping[type[Exception], Refusal]] = {
     SkillArgumentsError: Refusal.BAD_ARGUMENTS,
     CanonicalizationError: Refusal.UNCANONICAL_ARGUMENTS,
     PoisonedMessageError: Refusal.POISON,
+    TickTakenError: Refusal.TICK_TAKEN,
 }
 
 

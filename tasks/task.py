@@ -31,10 +31,12 @@ from audit.errors import (
     NotStartedError,
     SkillArgumentsError,
     SkillDefinitionError,
+    TickTakenError,
 )
 from audit.invocation import Invocation, State
 from audit.keys import Key, KeyRing
 from audit.row import COMPLETED, Ending, Identity, Reason
+from audit.schedule import Tick
 from tasks import redaction
 from tasks.caller import (
     CHILD_STATE,
@@ -59,7 +61,7 @@ from tasks.discretion import (
     values_of,
 )
 from tasks.endings import ending_of, soft_limits
-from tasks.identity import identify
+from tasks.identity import hold_of, identify
 from tasks.proof import message_token, proven_context
 from tasks.refusal import REFUSALS, refuse, refuse_poison
 from tasks.refused import publish_again
@@ -136,8 +138,7 @@ class SkillTask(Task):
         Raises:
             AuditEmitFailed: the started row is not durable (503).
             Retry: so it is, and the message was published again (``retry_when_refused``).
-            MissingInvocationContext, InvalidInvocationContext, UnprovenContextError,
-            SkillArgumentsError, CanonicalizationError, PoisonedMessageError: it is refused.
+            InvocationError, SkillArgumentsError, CanonicalizationError: it is refused.
         """
         super().before_start(task_id, args, kwargs)
         request = self.request_stack.top
@@ -274,7 +275,7 @@ class SkillTask(Task):
         if runtime.settings.redact_logs:
             redaction.install()
         try:
-            context = find()
+            context, tick = find(), Tick.from_headers(vars(request))
             args_hash = self.args_hash(args, kwargs, runtime.hash_key(context.tenant_id))
             refuse_poison(self, vars(request), context)
         except tuple(REFUSALS) as error:
@@ -298,8 +299,9 @@ class SkillTask(Task):
         try:
             seconds = math.ceil(runtime.settings.context_max_age)
             token = message_token(vars(request))
-            invocation.start(args_hash, once_token=token, once_seconds=seconds)
-        except AuditEmitFailed:
+            hold = hold_of(identity, tick)
+            invocation.start(args_hash, once_token=token, once_seconds=seconds, hold=hold)
+        except (AuditEmitFailed, TickTakenError):
             state.inherited = context  # what never was is nobody's parent
             raise
         except BaseException as error:

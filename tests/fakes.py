@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from audit.errors import MemoryUnavailableError
-from audit.memory.base import Once, Stored
+from audit.memory.base import Hold, Once, Stored
 from audit.row import AuditRow
 from audit.testing import InMemory
 from tests.support import validate_row
@@ -31,17 +31,17 @@ class FakeMemory(InMemory):
         self.plan = deque(faults)
         self.emits = 0
 
-    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         self.emits += 1
         fault = self.plan.popleft() if self.plan else None
         if row.kind == self.lost:
             raise DOWN
         validate_row(row)
         if fault is None:
-            return super().emit(row, once)
+            return super().emit(row, once, hold)
         error, stored = fault
         if stored:
-            super().emit(row, once)
+            super().emit(row, once, hold)
         raise error
 
     @property

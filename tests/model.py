@@ -27,7 +27,7 @@ from typing import Any
 from audit.errors import RowError
 from audit.invocation import Invocation, State
 from audit.keeper import Keeper
-from audit.memory.base import Once, Stored
+from audit.memory.base import Hold, Once, Stored
 from audit.recorder import Recorder
 from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow, Ending, Identity, Reason
 from audit.spool import QUARANTINE, Spool
@@ -186,7 +186,7 @@ class Line:
         self._process.go_on()
         return getattr(self._memory, name)
 
-    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         process = self._process
         process.at(Point.EMIT)
         trouble = process.troubles.popleft() if process.troubles else Trouble.NONE
@@ -196,7 +196,7 @@ class Line:
         self._memory.down = was_down or trouble is Trouble.NO_CONNECTION
         self._memory.faults.append(_FAULTS.get(trouble))
         try:
-            return self._memory.emit(row, once)
+            return self._memory.emit(row, once, hold)
         finally:
             self._memory.down = was_down
             process.at(Point.REPLY)

@@ -4,9 +4,11 @@
 -- KEYS  1 stream of the tenant's rows      2 hash request_id -> state      3 sorted set of the open
 --       4 hash message -> deaths
 --       5 the token of the message; only with a started row that asks whether it is a replay
+--       last, the tick; only with a started row that takes it
 -- ARGV  1 started | completed | settled | refused      2 request_id      3 the row's bytes
 --       4 the message whose worker died, or nothing
---       5 seconds to remember the token; only with key 5
+--       5 seconds to remember the token; nothing where the tick alone came
+--       6 seconds that the tick stays taken      7 who takes it; both only with a tick
 --
 -- A completion is "completed" when the process that ran the body reports it, and "settled" when
 -- another one reports what it saw from outside: that one closes what is open, bars what never
@@ -79,16 +81,24 @@ local function as_replay(bytes)
   return string.sub(bytes, 1, first - 1) .. '"redelivered":true' .. string.sub(bytes, last + 1)
 end
 
--- The token comes last, so that whatever fails before it leaves no token without its row.
+-- Tokens come last, so that whatever fails before it leaves no token without its row.
+local function take_tick()
+  if ARGV[7] then redis.call('SET', KEYS[#KEYS], ARGV[7], 'EX', ARGV[6]) end
+end
+
 local function start_once()
-  local seen = redis.call('EXISTS', KEYS[5]) == 1
+  local holder = ARGV[7] and redis.call('GET', KEYS[#KEYS])
+  if holder and holder ~= ARGV[7] then return {'tick_taken', ''} end
+  local asks = ARGV[5] ~= ''
+  local seen = asks and redis.call('EXISTS', KEYS[5]) == 1
   local position = append(seen and as_replay(row) or row, seen and 'om' or 'o')
   redis.call('ZADD', open, string.match(position, '^%d+'), request_id)
+  take_tick()
   if seen then
     redis.call('EXPIRE', KEYS[5], ARGV[5], 'GT')
     return {'replayed', position}
   end
-  redis.call('SET', KEYS[5], request_id, 'EX', ARGV[5])
+  if asks then redis.call('SET', KEYS[5], request_id, 'EX', ARGV[5]) end
   return {'new', position}
 end
 
@@ -97,7 +107,7 @@ local function start()
   if letter == 't' then return {'tombstone', ''} end
   if letter == 'r' then return {'was_refused', ''} end
   if stored_at(positions[1], row) then return {'repeated', positions[1]} end
-  if KEYS[5] and stored_at(positions[1], as_replay(row)) then return {'replayed', positions[1]} end
+  if (ARGV[5] or '') ~= '' and stored_at(positions[1], as_replay(row)) then return {'replayed', positions[1]} end
   return {'second_started_row', ''}
 end
 

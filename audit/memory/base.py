@@ -13,6 +13,8 @@ Every memory guarantees:
   no started row is, leaves a tombstone that refuses it for good should it still arrive;
 * a started row that names its message (:class:`Once`) is marked where that message was started
   before, in the same step, and so is whatever completes that invocation: a pair agrees;
+* a started row that takes its tick (:class:`Hold`) is refused where another message has it, in the
+  same step, and leaves nothing behind;
 * writers of different invocations never wait for each other in the client: no lock, no
   read-modify-write, one round trip;
 * the stored bytes ARE the row;
@@ -73,6 +75,7 @@ class RowRefusal(StrEnum):
     SECOND_STARTED_ROW = "a different started row is there"
     TOMBSTONE = "closed as not dispatched before it arrived"
     WAS_REFUSED = "the invocation was refused"
+    TICK_TAKEN = "another message of its tick has started"
     NO_INVOCATION = "neither a row of an invocation, nor one of the trail itself"
 
 
@@ -191,11 +194,39 @@ class Once:
         if self.seconds < 1:
             raise ValueError(f"a token is remembered for a second at least, got {self.seconds}")
 
-    @staticmethod
-    def insist_on(row: AuditRow) -> None:
-        """Raise ValueError unless ``row`` is a started row."""
-        if row.kind != STARTED:
-            raise ValueError("only a started row may ask whether it is a replay")
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hold:
+    """How a started row takes its tick, so that no other message starts under it.
+
+    Attributes:
+        token: names the tick within its tenant, in printable ASCII.
+        holder: names the message in all its deliveries and attempts.
+        seconds: how long the tick stays taken, counted from its holder's last start by the store's
+            clock.
+
+    Raises:
+        ValueError: a part is none; the text does not repeat it.
+    """
+
+    token: str
+    holder: str
+    seconds: int
+
+    def __post_init__(self) -> None:
+        if not all(text and text.isascii() and text.isprintable() for text in self._texts()):
+            raise ValueError("token and holder of a tick are printable ASCII text, and not empty")
+        if self.seconds < 1:
+            raise ValueError(f"a tick is taken for a second at least, got {self.seconds}")
+
+    def _texts(self) -> tuple[str, str]:
+        return self.token, self.holder
+
+
+def insist_on_started(row: AuditRow) -> None:
+    """Raise ValueError unless ``row`` is a started row."""
+    if row.kind != STARTED:
+        raise ValueError("only a started row may ask whether it is a replay, or take a tick")
 
 
 class AuditMemory(ABC):
@@ -216,7 +247,7 @@ class AuditMemory(ABC):
         """
 
     @abstractmethod
-    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         """Make ``row`` durable, as a replay (:func:`as_replay`) where its token was seen before.
 
         That is where another invocation started under the token and is still remembered.
@@ -231,9 +262,11 @@ class AuditMemory(ABC):
         Args:
             row: what to store.
             once: for started rows only.
+            hold: for started rows only: the row is refused where its tick is taken by another
+                holder, and takes it in the same step otherwise.
 
         Raises:
-            ValueError: ``once`` came with another row than a started one.
+            ValueError: ``once`` or ``hold`` came with another row than a started one.
             MemoryUnavailableError: the store did not take it within the deadline. Whether the row
                 landed all the same is unknown; emitting it again is safe.
             MemoryUnsuitableError: the store could lose or evict rows.

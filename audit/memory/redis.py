@@ -31,6 +31,7 @@ from audit.errors import (
 from audit.memory.base import (
     AuditMemory,
     Entry,
+    Hold,
     Once,
     RowFilter,
     RowRefusal,
@@ -55,6 +56,7 @@ _REFUSALS: Final = {
     b"second_started_row": RowRefusal.SECOND_STARTED_ROW,
     b"tombstone": RowRefusal.TOMBSTONE,
     b"was_refused": RowRefusal.WAS_REFUSED,
+    b"tick_taken": RowRefusal.TICK_TAKEN,
 }
 
 
@@ -113,9 +115,9 @@ class RedisMemory(AuditMemory):
         with self._errors_of_ours():
             self._lines.give_back(self._lines.connect(self._clock() + self._timeout))
 
-    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         deadline = self._clock() + self._timeout
-        command = self.command(row, once)
+        command = self.command(row, once, hold)
         doubt = Doubt()
         with self._errors_of_ours(doubt):
             pauses = iter(PAUSES)
@@ -198,9 +200,9 @@ class RedisMemory(AuditMemory):
         """The script that :meth:`command` calls."""
         return _SCRIPT
 
-    def command(self, row: AuditRow, once: Once | None = None) -> Command:
+    def command(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Command:
         """What EVALSHA is called with for ``row``: the number of keys, the keys, the arguments."""
-        return command_of(self._prefix, row, once)
+        return command_of(self._prefix, row, once, hold)
 
     def _send(self, row: AuditRow, command: Command, deadline: float, doubt: Doubt) -> Stored:
         line = self._lines.take(deadline)

@@ -7,6 +7,7 @@ Keys, all of one tenant in one slot (``{...}`` is the hash tag)::
     PREFIX:{TENANT}:open      zset      request_ids started and not completed, by server time
     PREFIX:{TENANT}:deaths    hash      message -> how many workers died over it
     PREFIX:{TENANT}:seen:...  string    token of a message -> who started it first; with expiry
+    PREFIX:{TENANT}:tick:...  string    token of a tick -> the message that took it; with expiry
     PREFIX:{TENANT}:sealed    string    the newest sealed checkpoint; TENANT may be another log
     PREFIX:{TENANT}:trimmed   string    the position before which rows were trimmed
     PREFIX:tenants            set       every tenant that has rows
@@ -18,7 +19,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from audit.errors import RowRefusedError
-from audit.memory.base import DEATHS, SETTLING, Once, RowRefusal, message_of
+from audit.memory.base import (
+    DEATHS,
+    SETTLING,
+    Hold,
+    Once,
+    RowRefusal,
+    insist_on_started,
+    message_of,
+)
 from audit.memory.connection import Command
 from audit.row import COMPLETED, REFUSED, STARTED, AuditRow
 from audit.system_rows import SYSTEM_KINDS
@@ -66,12 +75,15 @@ class Keys:
     def seen(self, token: str) -> str:
         return f"{self.prefix}:{{{self.tenant_id}}}:seen:{token}"
 
+    def tick(self, token: str) -> str:
+        return f"{self.prefix}:{{{self.tenant_id}}}:tick:{token}"
 
-def command_of(prefix: str, row: AuditRow, once: Once | None) -> Command:
+
+def command_of(prefix: str, row: AuditRow, once: Once | None, hold: Hold | None = None) -> Command:
     """What EVALSHA is called with for ``row``: the number of keys, the keys, the arguments.
 
     Raises:
-        ValueError: ``once`` came with another row than a started one.
+        ValueError: ``once`` or ``hold`` came with another row than a started one.
         RowRefusedError: the row is none that can be emitted.
     """
     action, keys = _action(row), Keys(prefix, row.tenant_id)
@@ -80,10 +92,16 @@ def command_of(prefix: str, row: AuditRow, once: Once | None) -> Command:
     given = (action, row.request_id, row.to_bytes(), dead)
     # "4" and no number: a signal handler that raises while hiredis turns a number into text
     # ends the process with a segmentation fault (seen with hiredis 3.5).
-    if once is None:
+    if once is None and hold is None:
         return ("4", *always, *given)
-    once.insist_on(row)
-    return ("5", *always, keys.seen(once.token), *given, str(once.seconds))
+    insist_on_started(row)
+    asked = () if once is None else (keys.seen(once.token),)
+    remembered = "" if once is None else str(once.seconds)
+    if hold is None:
+        return ("5", *always, *asked, *given, remembered)
+    taken = (*asked, keys.tick(hold.token))
+    number = "5" if once is None else "6"
+    return (number, *always, *taken, *given, remembered, str(hold.seconds), hold.holder)
 
 
 def _action(row: AuditRow) -> str:

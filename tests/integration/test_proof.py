@@ -30,7 +30,9 @@ from audit.errors import (
     UnprovenContextError,
 )
 from audit.row import COMPLETED, NIL_TENANT, REFUSED, STARTED
+from audit.schedule import Tick
 from tasks import proof
+from tasks.beat import TickingScheduler
 from tests.integration.forger import HELD, Forger, Message
 from tests.integration.otlp import OtlpSink
 from tests.integration.stack import PERSONA, Stack, Worker, caller, running_stack
@@ -170,17 +172,22 @@ def test_calls_without_a_message_need_no_proof(stack: Stack) -> None:
     assert sorted(str(row.meta.get("context_key")) for row in rows) == ["2026.old", *["None"] * 3]
 
 
+class Signing(TickingScheduler, Scheduler):
+    """Keeps its entries nowhere."""
+
+
 def test_the_entry_of_a_beat_schedule_is_signed(stack: Stack) -> None:
-    """As beat publishes it: the entry's own headers name the caller."""
+    """As beat publishes it: the entry's own headers name the caller, beat's the tick."""
     tenant = str(uuid4())
     headers = InvocationContext("scheduler@1", tenant).headers()
     stack.app.conf.beat_schedule = {
         "tick": {"task": "test.echo", "schedule": 60, "args": [1], "options": {"headers": headers}}
     }
-    scheduler = Scheduler(stack.app)
+    scheduler = Signing(stack.app)
     scheduler.apply_async(scheduler.schedule["tick"], advance=False)
     (row,) = invocations(stack, tenant, 1)
     assert row.meta["context_key"] == "2026.old"
+    assert row.meta["schedule"] == "tick"
 
 
 @pytest.mark.parametrize("options", [{"compression": "gzip"}, {"serializer": "yaml"}, {}])
@@ -304,6 +311,9 @@ ALTERATIONS: dict[str, Callable[[Message], None]] = {
     ),
     "unknown header": header("unknown", None),
     "chain as a header": header("chain", [LINK]),
+    "a tick": lambda message: message.headers.update(
+        Tick(schedule="nightly", due="2026-11-29T21:45:00.000000Z", once=True).headers()
+    ),
     "one header less": without("lang"),
     "no time limit": without("timelimit"),
     "argument": lambda message: message.edit(lambda body: body[0].__setitem__(0, "altered")),

@@ -84,7 +84,7 @@ def test_a_caller_without_a_trace_gets_a_fresh_one_in_both_rows(stack: Stack) ->
 
 @pytest.fixture(scope="module")
 def beat(tmp_path_factory: Any) -> Iterator[Stack]:
-    """A host with a worker and a real beat that sends an entry every half second."""
+    """A host with a worker and a real beat, with the scheduler of Celery's own."""
     directory = tmp_path_factory.mktemp("beat")
     with running_stack(directory) as stack:
         stack.worker("solo", 1)
@@ -97,6 +97,7 @@ def beat(tmp_path_factory: Any) -> Iterator[Stack]:
             "             'options': {'headers': headers.headers()}},\n"
             "    'without': {'task': 'test.effect', 'schedule': 0.5, 'args': ['nobody']},\n"
             "}\n"
+            "app.conf.beat_scheduler = 'celery.beat:PersistentScheduler'\n"
         )
         with (directory / "beat.log").open("wb") as log:
             process = subprocess.Popen(

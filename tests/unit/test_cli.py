@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from audit.cli import audit
 from audit.cli_options import parse_moment
 from audit.errors import MemoryUnavailableError, MemoryUnsuitableError
-from audit.memory.base import AuditMemory, Once, RowFilter, Stored
+from audit.memory.base import AuditMemory, Hold, Once, RowFilter, Stored
 from audit.row import (
     COMPLETED,
     AuditRow,
@@ -66,7 +66,7 @@ class FakeMemory(InMemory):
     def check(self) -> None:
         raise AssertionError("the command line only reads")
 
-    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         raise AssertionError("the command line only reads")
 
     def running(self, tenant_id: str | None = None) -> Iterator[AuditRow]:

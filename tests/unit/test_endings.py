@@ -228,8 +228,8 @@ class LatestMemory(FakeMemory):
         super().__init__()
         self._memories = memories
 
-    def emit(self, row: Any, once: Any = None) -> Any:
-        return self._memories[-1].emit(row, once)
+    def emit(self, row: Any, once: Any = None, hold: Any = None) -> Any:
+        return self._memories[-1].emit(row, once, hold)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.errors", "audit.readings", "audit.keys"),
     ("audit.canonical", "audit.masking", "audit.binary"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
-    ("audit.context", "audit.system_rows"),
+    ("audit.context", "audit.schedule", "audit.system_rows"),
     (
         "audit.memory.base",
         "audit.metrics",
@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.terminal", "audit.cli_options"),
     ("audit.cli_ledger", "audit.cli_compare", "audit.cli_verify", "audit.cli_evidence"),
     ("audit.keeper_http",),
-    ("audit.cli_keeper", "audit.cli_retention"),
+    ("audit.cli_keeper", "audit.cli_retention", "audit.cli_duplicates"),
     ("audit.cli",),
     ("audit",),
     ("celeryconfig", "flowerconfig", "tasks.*"),

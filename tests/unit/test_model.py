@@ -47,7 +47,7 @@ from audit.breaker import Breaker
 from audit.errors import AuditEmitFailed, AuditMemoryError, MemoryUnavailableError, RowRefusedError
 from audit.invocation import Invocation, State
 from audit.keeper import Keeper
-from audit.memory.base import Once, Stored, as_replay
+from audit.memory.base import Hold, Once, Stored, as_replay
 from audit.reconciler import RENEWALS, Reconciler
 from audit.recorder import Kept, Recorder
 from audit.row import (
@@ -568,12 +568,12 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self._line, name)
 
-    def emit(self, row: AuditRow, once: Once | None = None) -> Stored:
+    def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         if row.meta["reason"] == Reason.ABANDONED:
             worker = self._world.workers[row.meta["worker"]]
             if worker.lives and self._world.clock() - worker.thawed >= PERIOD:
                 raise Violation(f"CONDEMNED ALIVE: {row}")
-        return self._line.emit(row, once)
+        return self._line.emit(row, once, hold)
 
 
 def _one_of(things: list, pick: int):
@@ -683,9 +683,9 @@ def test_the_protocol_keeps_its_laws(game: type[Model]) -> None:
 class NoTombstone(InMemory):
     """A started row that arrives after it was barred is accepted."""
 
-    def _start(self, request, row, once):
+    def _start(self, request, row, once, hold):
         request.barred = False
-        return super()._start(request, row, once)
+        return super()._start(request, row, once, hold)
 
 
 class ForgetsTheToken(InMemory):
@@ -698,10 +698,10 @@ class ForgetsTheToken(InMemory):
 class IsItsOwnReplay(InMemory):
     """The token is taken before it is known whether the invocation may start."""
 
-    def _start(self, request, row, once):
+    def _start(self, request, row, once, hold):
         if once is not None and self._seen_before(row.tenant_id, once):
             row, once, request.replayed = as_replay(row), None, True
-        return super()._start(request, row, None)
+        return super()._start(request, row, None, hold)
 
 
 class MarksTheStartedRowOnly(InMemory):

@@ -147,6 +147,8 @@ def test_the_row_says_abandoned(world: World, caplog: pytest.LogCaptureFixture) 
         redelivered=True,
         parent_request_id=make_identity().request_id,
         on_behalf_of="jane@example.org",
+        schedule="nightly",
+        due="2026-11-29T21:45:00.000000Z",
         context_key="2026.a",
     )
     world.die("w")

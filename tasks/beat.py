@@ -1,0 +1,199 @@
+"""Beat: every tick of a skill says which entry it comes of, and when that was due.
+
+What is guaranteed of an entry whose task is a skill:
+
+* beat does not start unless the entry names a persona and a tenant that the host can use, as
+  ``options={"headers": InvocationContext(persona, tenant_id).headers()}``;
+* the message names the entry and its due time, computed from when the entry ran last and not from
+  the clock at sending; after a standstill that is the first tick that was missed;
+* with ``once_per_tick=True`` (crontab entries only) the memory lets one message of a tick start.
+
+Entries of plain tasks stay as they are. :class:`TickingScheduler` is a mixin: put it before any
+scheduler of Celery's kind, as ``class Mine(TickingScheduler, DatabaseScheduler)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from celery.beat import PersistentScheduler, ScheduleEntry
+from celery.schedules import BaseSchedule, crontab
+
+from audit.context import PERSONA_HEADER, TENANT_HEADER, InvocationContext
+from audit.errors import InvocationError, ScheduleDefinitionError
+from audit.schedule import Tick, is_schedule_name
+from tasks.runtime import runtime_of
+from tasks.task import SkillTask
+
+#: The option of an entry; kept among Celery's own options, so that every store of entries keeps it.
+ONCE_OPTION: Final = "once_per_tick"
+
+
+class OnceOption:
+    """An entry that takes ``once_per_tick`` beside ``task`` and ``schedule``; a mixin."""
+
+    def __init__(
+        self, *args: Any, once_per_tick: object = None, options: Any = None, **rest: Any
+    ) -> None:
+        if once_per_tick is not None:
+            options = {**(options or {}), ONCE_OPTION: once_per_tick}
+        if options is not None:
+            rest["options"] = options
+        super().__init__(*args, **rest)
+
+
+class SkillEntry(OnceOption, ScheduleEntry):
+    """An entry of the default scheduler."""
+
+
+class TickingScheduler:
+    """What makes a scheduler of Celery's one of a skill host; a mixin."""
+
+    app: Any
+
+    def setup_schedule(self) -> None:
+        """Called by Celery once, before anything is sent.
+
+        Raises:
+            ScheduleDefinitionError: an entry could not be audited; the text names all such.
+        """
+        check_schedule(self.app, self.app.conf.beat_schedule)
+        super().setup_schedule()  # type: ignore[misc]
+
+    def apply_async(
+        self, entry: Any, producer: Any = None, advance: bool = True, **rest: Any
+    ) -> Any:
+        """Called by Celery to send a tick that is due.
+
+        Raises:
+            ScheduleDefinitionError: an entry that was added later could not be audited.
+        """
+        ticking = self._with_tick(entry)  # before the entry advances
+        if advance:
+            self.reserve(entry)  # type: ignore[attr-defined]
+        return super().apply_async(  # type: ignore[misc]
+            ticking, producer=producer, advance=False, **rest
+        )
+
+    def _with_tick(self, entry: Any) -> Any:
+        if not is_audited(self.app, entry.task, entry.options):
+            return entry
+        if found := faults(self.app, entry.name, entry.task, entry.schedule, entry.options):
+            raise ScheduleDefinitionError("; ".join(found))
+        options = dict(entry.options)
+        once = bool(options.pop(ONCE_OPTION, False))
+        tick = Tick.at(entry.name, due_of(entry.schedule, entry.last_run_at), once=once)
+        options["headers"] = {**options["headers"], **tick.headers()}
+        return _with_options(entry, options)
+
+
+class SkillScheduler(TickingScheduler, PersistentScheduler):
+    """The scheduler of a skill host, unless ``beat_scheduler`` names another one."""
+
+    Entry = SkillEntry
+
+
+# --- due times ----------------------------------------------------------------------------------
+
+
+def due_of(schedule: BaseSchedule, last_run_at: datetime | None) -> datetime:
+    """When an entry was due that ran last at ``last_run_at``; now, where it never ran."""
+    now: datetime = schedule.maybe_make_aware(schedule.now()).astimezone(UTC)
+    if last_run_at is None:
+        return now
+    still = object.__new__(type(schedule))
+    vars(still).update(vars(schedule), nowfun=lambda: now)
+    left: timedelta = still.remaining_estimate(last_run_at)
+    return now + left
+
+
+def _with_options(entry: Any, options: dict[str, Any]) -> Any:
+    """The same entry with other options; Celery's own way to copy one loses its app."""
+    copy = object.__new__(type(entry))
+    vars(copy).update(vars(entry), options=options)
+    return copy
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def check_schedule(app: Any, schedule: Mapping[str, Any]) -> None:
+    """Check every entry of a schedule as it is configured.
+
+    Raises:
+        ScheduleDefinitionError: an entry could not be audited; the text names all such.
+    """
+    found = []
+    for name, entry in schedule.items():
+        fields = dict(entry)
+        options = dict(fields.get("options") or {})
+        if fields.get(ONCE_OPTION) is not None:
+            options[ONCE_OPTION] = fields[ONCE_OPTION]
+        found += faults(app, name, fields.get("task"), fields.get("schedule"), options)
+    if found:
+        raise ScheduleDefinitionError("; ".join(found))
+
+
+def is_audited(app: Any, task: Any, options: Mapping[str, Any]) -> bool:
+    """Whether an entry is one of a skill.
+
+    A task that this process does not know may be a skill elsewhere: it is taken for one where the
+    entry says something that only skills have.
+    """
+    known = app.tasks.get(task)
+    if known is not None:
+        return isinstance(known, SkillTask)
+    headers = options.get("headers")
+    named = headers if isinstance(headers, Mapping) else {}
+    return ONCE_OPTION in options or bool({PERSONA_HEADER, TENANT_HEADER} & named.keys())
+
+
+def faults(app: Any, name: Any, task: Any, schedule: Any, options: Mapping[str, Any]) -> list[str]:
+    """Why an entry could not be audited, in words; nothing where all is well."""
+    if not is_audited(app, task, options):
+        plain = options.get(ONCE_OPTION)
+        return [_said(name, task, "once_per_tick is for skills only")] if plain else []
+    reasons = (_name_fault(name), _caller_fault(app, options), _once_fault(schedule, options))
+    return [_said(name, task, reason) for reason in reasons if reason is not None]
+
+
+def _said(name: Any, task: Any, reason: str) -> str:
+    shown = repr(name) if is_schedule_name(name) else "with a name of its own making"
+    return f"beat entry {shown} of task {task}: {reason}"
+
+
+def _name_fault(name: Any) -> str | None:
+    if is_schedule_name(name):
+        return None
+    return (
+        "rows name it, so its name must be 1 to 200 of letters, digits, blanks and ._:/@+- (without"
+        " name= Celery makes one up with the arguments in it)"
+    )
+
+
+def _caller_fault(app: Any, options: Mapping[str, Any]) -> str | None:
+    headers = options.get("headers")
+    try:
+        context = InvocationContext.from_headers(headers if isinstance(headers, Mapping) else {})
+    except InvocationError as error:
+        return str(error)
+    keys = runtime_of(app).settings.context_keys
+    if keys and keys.first_for(context.tenant_id, context.caller_persona) is None:
+        return "no key of audit_context_keys may sign for its tenant and persona"
+    return None
+
+
+def _once_fault(schedule: Any, options: Mapping[str, Any]) -> str | None:
+    once = options.get(ONCE_OPTION)
+    if once is None or once is False:
+        return None
+    if once is not True:
+        return f"once_per_tick must be True or False, got {type(once).__name__}"
+    if isinstance(schedule, crontab):
+        return None
+    return (
+        "once_per_tick needs a crontab: two beats never agree on when an interval is due, so each"
+        " would have ticks of its own"
+    )
