@@ -45,7 +45,7 @@ class Host:
             headers,
         )
         try:
-            with urllib.request.urlopen(request, timeout=40) as answer:
+            with urllib.request.urlopen(request, timeout=40) as answer:  # noqa: S310
                 return answer.status, answer.read()
         except HTTPError as error:
             return error.code, error.read()
