@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 from flower.options import default_options
 
+from audit.settings import AuditSettings
+from tasks import app
+from tests.integration.composed import (
+    HOST,
+    OBSERVERS,
+    ROOT,
+    SECRETS,
+    SERVERS,
+    compose,
+    resolved,
+    seconds,
+)
 from tests.support import require
-
-ROOT = Path(__file__).parents[2]
-SECRETS = {
-    "MEMORY_PASSWORD": "memorysecret",
-    "BROKER_PASSWORD": "brokersecret",
-    "FLOWER_USER": "auditor",
-    "FLOWER_PASSWORD": "flowersecret",
-}
-HOST = ("worker", "keeper", "beat", "flower")
-SERVERS = ("memory", "broker")
-LONGEST_SKILL = 70
-
-
-def compose(*arguments: str, secrets: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Compose as on a fresh machine: only these secrets, and no .env file of a developer's."""
-    binary = require("docker-compose")
-    return subprocess.run(
-        [binary, "--file", str(ROOT / "docker-compose.yml"), "--env-file", os.devnull, *arguments],
-        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", os.devnull), **secrets},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
 def model() -> dict[str, Any]:
-    """The whole file as Compose understands it, secrets filled in."""
-    answer = compose("config", "--format", "json", secrets=SECRETS)
-    assert answer.returncode == 0, answer.stderr
-    return json.loads(answer.stdout)
+    return resolved()
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +34,25 @@ def services(model: dict[str, Any]) -> dict[str, Any]:
     return model["services"]
 
 
-def seconds(duration: str) -> float:
-    """A Compose duration ("1m30s") in seconds."""
-    units = {"h": 3600, "m": 60, "s": 1}
-    return sum(float(n) * units[unit] for n, unit in re.findall(r"([\d.]+)([hms])", duration))
-
-
 def server_settings(model: dict[str, Any], service: str) -> dict[str, str]:
     """What the server's configuration file says, by name of the setting."""
     (mount,) = model["services"][service]["configs"]
     assert model["services"][service]["command"] == ["valkey-server", mount["target"]]
     lines = model["configs"][mount["source"]]["content"].splitlines()
-    return dict(line.split(maxsplit=1) for line in lines)
+    return dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
 
 
-def test_compose_accepts_the_file() -> None:
-    """`docker-compose config` finds nothing to complain about, not even a warning."""
-    answer = compose("config", "--quiet", secrets=SECRETS)
+@pytest.mark.parametrize(
+    ("profile", "joins"),
+    [(None, ()), ("gateway", ("gateway",)), ("observability", OBSERVERS), ("*", None)],
+)
+def test_compose_accepts_each_profile(profile: str | None, joins: tuple[str, ...] | None) -> None:
+    """`docker-compose config` has nothing to say about any profile, and adds its services alone."""
+    answer = compose("config", "--quiet", given=SECRETS, profile=profile)
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "", "")
+    always = {*SERVERS, *HOST} - {"gateway"}
+    joined = {"gateway", *OBSERVERS} if joins is None else {*joins}
+    assert resolved(profile=profile)["services"].keys() == always | joined
 
 
 @pytest.mark.parametrize("absent", SECRETS)
@@ -76,7 +60,7 @@ def test_compose_accepts_the_file() -> None:
 def test_no_start_without_each_secret(absent: str, how: str) -> None:
     """A secret that is not given, or is empty, stops Compose with a message that names it."""
     given = {name: value for name, value in SECRETS.items() if name != absent}
-    answer = compose("config", "--quiet", secrets=given | ({absent: ""} if how == "empty" else {}))
+    answer = compose("config", "--quiet", given=given | ({absent: ""} if how == "empty" else {}))
     assert answer.returncode != 0
     assert absent in answer.stderr
 
@@ -84,45 +68,97 @@ def test_no_start_without_each_secret(absent: str, how: str) -> None:
 def test_the_file_holds_no_secret() -> None:
     """Every password in the file is a variable, and no variable has a default."""
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
-    assert set(re.findall(r"\$\{(\w+):\?", text)) == SECRETS.keys()
+    assert set(re.findall(r"(?<!\$)\$\{(\w+):\?", text)) == SECRETS.keys()
     assert re.findall(r"\$\{\w+(?!\w|:\?)", text) == []
     spoken = re.findall(r"://:(\S+?)[ @}]|requirepass (\S+)|REDISCLI_AUTH: (\S+)", text)
     assert len(spoken) == 7
     assert all(value.startswith("${") for group in spoken for value in group if value)
 
 
-def test_the_services_are_the_known_ones(services: dict[str, Any]) -> None:
-    """Memory, broker, worker, beat, Flower: one that joins them joins the tests below too."""
-    assert services.keys() == {*HOST, *SERVERS}
-
-
 def test_published_ports_are_bound_to_loopback(services: dict[str, Any]) -> None:
-    """Nothing listens to the network; only Flower's page is published at all."""
+    """Nothing listens to the network, and the keeper's pages are not published at all."""
     published = {
         (name, port.get("host_ip"), port["published"])
         for name, service in services.items()
         for port in service.get("ports", [])
     }
-    assert published == {("flower", "127.0.0.1", "5555")}
+    pages = {"flower": "5555", "gateway": "8080", "prometheus": "9090", "grafana": "3000"}
+    assert published == {(name, "127.0.0.1", port) for name, port in pages.items()}
 
 
-@pytest.mark.parametrize("name", [*HOST, *SERVERS])
+@pytest.mark.parametrize("name", [*HOST, *SERVERS, *OBSERVERS])
 def test_every_service_can_be_watched_and_stopped(services: dict[str, Any], name: str) -> None:
-    """Each service has a healthcheck, an init that passes signals on, and time to stop."""
+    """Each service has an init that passes signals on, time to stop, and a healthcheck.
+
+    But for the collector, whose image has no program that could ask.
+    """
     service = services[name]
-    assert service["healthcheck"]["test"]
     assert service["init"] is True
     assert seconds(service["stop_grace_period"]) >= 10
+    assert ("healthcheck" in service) == (name != "collector")
+
+
+@pytest.mark.parametrize("name", [*HOST, *SERVERS, *OBSERVERS])
+def test_every_service_is_confined(services: dict[str, Any], name: str) -> None:
+    """No capability, no new privileges, a bounded memory and log, and a root that is read-only.
+
+    But for the servers: Compose itself refuses an inline config in a read-only container.
+    """
+    service = services[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert not service.keys() & {"cap_add", "privileged"}
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service.get("read_only", False) == (name not in SERVERS)
+    assert service["tmpfs"] == ["/tmp"]
+    assert 2**28 <= int(service["mem_limit"]) <= 2**31
+    assert service["logging"]["options"].keys() == {"max-size", "max-file"}
+
+
+@pytest.mark.parametrize("name", [*SERVERS, *OBSERVERS])
+def test_every_image_of_others_is_pinned(services: dict[str, Any], name: str) -> None:
+    """An image from a registry has a tag that names a release."""
+    assert re.fullmatch(r"[a-z/-]+:v?\d+\.\d+(\.\d+)?", services[name]["image"])
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_full_server_refuses_before_it_is_killed(model: dict[str, Any], name: str) -> None:
+    """What a server may store is at most half of what its container may use, as no superuser."""
+    size = re.fullmatch(r"(\d+)(mb|gb)", server_settings(model, name)["maxmemory"])
+    assert size is not None
+    stored = int(size[1]) * {"mb": 2**20, "gb": 2**30}[size[2]]
+    assert 2 * stored <= int(model["services"][name]["mem_limit"])
+    assert model["services"][name]["user"] == "valkey"
 
 
 def test_the_worker_may_end_its_longest_skill(services: dict[str, Any]) -> None:
-    """A stop waits longer for the worker than the longest skill runs."""
-    assert seconds(services["worker"]["stop_grace_period"]) > LONGEST_SKILL
+    """A stop waits longer for the worker than any skill of the host may run."""
+    app.loader.import_default_modules()
+    limits = [
+        task.time_limit or app.conf.task_time_limit
+        for name, task in app.tasks.items()
+        if not name.startswith("celery.")
+    ]
+    assert len(limits) >= 4
+    assert seconds(services["worker"]["stop_grace_period"]) > max(limits)
+
+
+def test_the_gateway_may_end_its_longest_wait(services: dict[str, Any]) -> None:
+    """uvicorn waits longer than a request may, and Compose longer than uvicorn."""
+    (graceful,) = (
+        int(word.partition("=")[2])
+        for word in services["gateway"]["command"]
+        if word.startswith("--timeout-graceful-shutdown=")
+    )
+    assert (
+        AuditSettings().gateway_max_wait
+        < graceful
+        < seconds(services["gateway"]["stop_grace_period"])
+    )
 
 
 @pytest.mark.parametrize("name", HOST)
 def test_every_process_of_the_host_has_its_addresses(services: dict[str, Any], name: str) -> None:
-    """Worker, beat and Flower know memory, broker and result backend, whatever else is set."""
+    """Every process of the host knows memory, broker and result backend, whatever else is set."""
     environment = services[name]["environment"]
     assert environment["AUDIT_MEMORY_URL"] == (
         "redis://:memorysecret@memory:6379/0?durability=always"
@@ -133,7 +169,7 @@ def test_every_process_of_the_host_has_its_addresses(services: dict[str, Any], n
 
 @pytest.mark.parametrize("name", HOST)
 def test_the_host_waits_for_its_stores(services: dict[str, Any], name: str) -> None:
-    """Worker, beat and Flower start once both servers answer."""
+    """Every process of the host starts once both servers answer."""
     waits = services[name]["depends_on"]
     assert {store: waits[store]["condition"] for store in waits} == dict.fromkeys(
         SERVERS, "service_healthy"
