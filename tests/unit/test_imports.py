@@ -45,7 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "audit.embedded",
     ),
     ("audit.memory.redis_seal",),
-    ("audit.recorder", "audit.memory.redis", "audit.testing"),
+    ("audit.recorder", "audit.memory.redis", "audit.testing.*"),
     ("audit.invocation", "audit.ledger.*"),
     ("audit.memory", "audit.reconciler"),
     ("audit.keeper", "audit.table"),
