@@ -54,7 +54,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("audit.memory.redis_seal", "audit.memory.newest"),
     ("audit.memory.redis_page", "audit.memory.listed"),
-    ("audit.recorder", "audit.memory.redis", "audit.testing", "audit.tail"),
+    ("audit.recorder", "audit.memory.redis", "audit.testing.*", "audit.tail"),
     ("audit.invocation", "audit.ledger.*"),
     ("audit.memory", "audit.reconciler"),
     ("audit.keeper", "audit.table"),
