@@ -135,8 +135,8 @@ def test_the_worker_may_end_its_longest_skill(services: dict[str, Any]) -> None:
     app.loader.import_default_modules()
     limits = [
         task.time_limit or app.conf.task_time_limit
-        for name, task in app.tasks.items()
-        if not name.startswith("celery.")
+        for task in app.tasks.values()
+        if task.__module__.startswith("tasks.")  # another test of this process may bring its own
     ]
     assert len(limits) >= 4
     assert seconds(services["worker"]["stop_grace_period"]) > max(limits)

@@ -38,6 +38,7 @@ NOW = datetime.now(UTC)
 ELSEWHERE = (
     "compare-args",
     "doctor",
+    "duplicates",
     "export",
     "keep",
     "keygen",
