@@ -135,7 +135,8 @@ class LedgerFolder:
     def _lines(self, name: str) -> list[str]:
         with errors_of_folder(self.root):
             try:
-                return (self.root / name).read_text(encoding="utf-8").splitlines()
+                text = (self.root / name).read_text(encoding="utf-8", errors="replace")
+                return text.splitlines()
             except FileNotFoundError:
                 return []
 

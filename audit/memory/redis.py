@@ -304,9 +304,10 @@ class RedisMemory(AuditMemory):
     def _tenants(self, tenant_id: str | None) -> list[str]:
         if tenant_id is not None:
             return [str(tenant_id)]
-        return sorted(
-            member.decode() for member in self._ask("smembers", f"{self._prefix}:tenants")
-        )
+        members = self._ask("smembers", f"{self._prefix}:tenants")
+        names = (member.decode(errors="replace") for member in members)
+        # No emit of ours names a tenant so; a line break would be a line more in what lists them.
+        return sorted(name for name in names if name.isprintable())
 
     def _running(self, keys: Keys) -> Iterator[AuditRow]:
         started: list[bytes] = []
