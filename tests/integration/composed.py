@@ -46,11 +46,14 @@ print("PONG" if client.ping() else "")
 
 
 def compose(
-    *arguments: str, given: dict[str, str], profile: str | None = None
+    *arguments: str,
+    given: dict[str, str],
+    profile: str | None = None,
+    env_file: str | Path = os.devnull,
 ) -> subprocess.CompletedProcess[str]:
-    """Compose as on a fresh machine: only these variables, and no .env file of a developer's."""
+    """Compose as on a fresh machine: only these variables, no developer's .env file."""
     command = [require("docker-compose"), "--file", str(ROOT / "docker-compose.yml")]
-    command += ["--env-file", os.devnull, *(["--profile", profile] if profile else [])]
+    command += ["--env-file", str(env_file), *(["--profile", profile] if profile else [])]
     return subprocess.run(
         [*command, *arguments],
         env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", os.devnull), **given},
@@ -60,9 +63,13 @@ def compose(
     )
 
 
-def resolved(given: dict[str, str] = SECRETS, profile: str | None = "*") -> dict[str, Any]:
+def resolved(
+    given: dict[str, str] = SECRETS,
+    profile: str | None = "*",
+    env_file: str | Path = os.devnull,
+) -> dict[str, Any]:
     """The whole file as Compose understands it: variables filled in, dollars as containers get."""
-    answer = compose("config", "--format", "json", given=given, profile=profile)
+    answer = compose("config", "--format", "json", given=given, profile=profile, env_file=env_file)
     assert answer.returncode == 0, answer.stderr
     model: dict[str, Any] = json.loads(answer.stdout.replace("$$", "$"))
     return model
