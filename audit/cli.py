@@ -26,7 +26,7 @@ from audit.cli_duplicates import duplicates
 from audit.cli_evidence import export, prove, verify_pack
 from audit.cli_keeper import keep, reconcile
 from audit.cli_ledger import keygen, seal
-from audit.cli_options import moment, parse_tenant, reading
+from audit.cli_options import moment, reading, tenant_option
 from audit.cli_retention import prune
 from audit.cli_top import top
 from audit.cli_verify import verify
@@ -84,16 +84,9 @@ def parse_word(text: str, words: Mapping[str, str]) -> str:
     raise ValueError(f"{text!r} is unknown, {advice}")
 
 
-_tenant: Final = click.option(
-    "--tenant",
-    "tenant_id",
-    metavar="UUID",
-    callback=reading(parse_tenant),
-    help="Of this tenant only.",
-)
 # Named as RowFilter names its parts.
 _FILTERS: Final = (
-    _tenant,
+    tenant_option,
     click.option(
         "--since",
         metavar="TIME",
@@ -182,7 +175,7 @@ audit.add_command(verify_pack)
 
 
 @audit.command()
-@_tenant
+@tenant_option
 @as_json_option
 @click.pass_context
 def running(ctx: click.Context, tenant_id: str | None, as_json: bool) -> None:

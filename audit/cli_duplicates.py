@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from audit.cli_options import moment, parse_tenant, reading
+from audit.cli_options import moment, tenant_option
 from audit.memory.base import RowFilter
 from audit.row import AuditRow
 from audit.schedule import duplicates as find
@@ -37,13 +37,7 @@ _COLUMNS: Final = (
     callback=moment,
     help="Started from this time on: RFC 3339, or how long ago (15m, 2h, 7d).",
 )
-@click.option(
-    "--tenant",
-    "tenant_id",
-    metavar="UUID",
-    callback=reading(parse_tenant),
-    help="Of this tenant only.",
-)
+@tenant_option
 @as_json_option
 @click.pass_context
 def duplicates(

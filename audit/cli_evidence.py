@@ -15,7 +15,7 @@ from typing import Final
 
 import click
 
-from audit.cli_options import moment, parse_tenant, reading
+from audit.cli_options import moment, parse_tenant, reading, tenant_option
 from audit.errors import AuditError, EvidenceError, LedgerDamagedError, LedgerError
 from audit.ledger import pack
 from audit.ledger import verify_pack as verifying
@@ -56,13 +56,7 @@ def _read_keys(
     default=Path(),
     help="Write here; the folder is made where it is missing.",
 )
-@click.option(
-    "--tenant",
-    "tenant_id",
-    metavar="UUID",
-    callback=reading(parse_tenant),
-    help="Of this tenant only.",
-)
+@tenant_option
 @click.pass_context
 def prove(ctx: click.Context, request_id: str, folder: Path, tenant_id: str | None) -> None:
     """Write the rows of an invocation, each with a proof.

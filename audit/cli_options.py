@@ -57,3 +57,12 @@ def reading(
 
 #: The callback of an option that takes a moment.
 moment: Final = reading(lambda text: parse_moment(text, datetime.now(UTC)))
+
+#: The option of commands that can be asked of one tenant.
+tenant_option: Final = click.option(
+    "--tenant",
+    "tenant_id",
+    metavar="UUID",
+    callback=reading(parse_tenant),
+    help="Of this tenant only.",
+)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from audit.cli_ledger import sealer_of
-from audit.cli_options import moment, parse_tenant, reading
+from audit.cli_options import moment, tenant_option
 from audit.errors import AuditError
 from audit.invocation import new_request_id
 from audit.ledger.folder import LedgerFolder
@@ -26,13 +26,7 @@ from audit.terminal import echo, memory_of, settings_of
     callback=moment,
     help="Rows older than this: RFC 3339, or how long ago (15m, 2h, 7d).",
 )
-@click.option(
-    "--tenant",
-    "tenant_id",
-    metavar="UUID",
-    callback=reading(parse_tenant),
-    help="Of this tenant only.",
-)
+@tenant_option
 @click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
 @click.pass_context
 def prune(ctx: click.Context, before: datetime, tenant_id: str | None, dry_run: bool) -> None:

@@ -21,7 +21,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from audit.cli_options import parse_tenant, reading
+from audit.cli_options import tenant_option
 from audit.errors import AuditError
 from audit.memory import AuditMemory
 from audit.terminal import console_of, echo, memory_of
@@ -34,13 +34,7 @@ _WIDTH, _HEIGHT = 200, 46
 
 
 @click.command()
-@click.option(
-    "--tenant",
-    "tenant_id",
-    metavar="UUID",
-    callback=reading(parse_tenant),
-    help="Of this tenant only.",
-)
+@tenant_option
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1, max=3600),

@@ -106,7 +106,7 @@ class KeyRing:
         Raises:
             ValueError: it is something else; the text names position and field, never a value.
         """
-        entries = _document(raw) if isinstance(raw, str) else raw
+        entries = json_of(raw, _SHAPE) if isinstance(raw, str) else raw
         if not isinstance(entries, list | tuple):
             raise ValueError(_SHAPE)
         return cls(tuple(_key(position, entry) for position, entry in enumerate(entries)))
@@ -115,14 +115,20 @@ class KeyRing:
 _SHAPE: Final = 'takes a list of {"id": ..., "secret": ...}, or JSON text of one'
 
 
-def _document(text: str) -> object:
+def json_of(text: str, shape: str) -> object:
+    """The JSON of a setting that may hold secrets.
+
+    Raises:
+        ValueError: it is none, or an object of it has a member twice; the text says ``shape``, and
+            neither it nor its context holds a value.
+    """
     try:
         return json.loads(text, object_pairs_hook=_members)
     except (ValueError, RecursionError):
         pass
     # Out here, because inside the handler the decoder's error, which holds the whole text, would
     # hang on to this one as its __context__.
-    raise ValueError(f"{_SHAPE}; this is no JSON")
+    raise ValueError(f"{shape}; this is no JSON")
 
 
 def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -125,6 +125,12 @@ def check_schedule(app: Any, schedule: Mapping[str, Any]) -> None:
     Raises:
         ScheduleDefinitionError: an entry could not be audited; the text names all such.
     """
+    if found := schedule_faults(app, schedule):
+        raise ScheduleDefinitionError("; ".join(found))
+
+
+def schedule_faults(app: Any, schedule: Mapping[str, Any]) -> list[str]:
+    """Why entries of a schedule, as it is configured, could not be audited, in words."""
     found = []
     for name, entry in schedule.items():
         fields = dict(entry)
@@ -132,8 +138,7 @@ def check_schedule(app: Any, schedule: Mapping[str, Any]) -> None:
         if fields.get(ONCE_OPTION) is not None:
             options[ONCE_OPTION] = fields[ONCE_OPTION]
         found += faults(app, name, fields.get("task"), fields.get("schedule"), options)
-    if found:
-        raise ScheduleDefinitionError("; ".join(found))
+    return found
 
 
 def is_audited(app: Any, task: Any, options: Mapping[str, Any]) -> bool:

@@ -17,10 +17,9 @@ from uuid import uuid4
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
 
-from audit.context import InvocationContext
 from audit.doctor.check import Check, Probe, bad, kind_of, named, ok, skipped, warn
 from audit.doctor.flower import flower_probes
-from audit.errors import InvocationError
+from tasks.beat import is_audited, schedule_faults
 from tasks.caller import BUILT_IN
 from tasks.task import SkillTask
 
@@ -191,28 +190,12 @@ def unaudited(tasks: Iterable[Any]) -> list[str]:
 
 
 def beat(app: Any) -> Check:
-    """Whether every entry of a skill says who calls, and for whom."""
-    schedule = app.conf.beat_schedule or {}
-    known = {task.name for task in _skills(_tasks(app))}
-    entries = {str(n): entry for n, entry in schedule.items() if entry.get("task") in known}
-    nameless = [name for name, entry in entries.items() if not _has_caller(entry)]
-    if nameless:
-        return bad(
-            "beat",
-            f"entries that name no persona and tenant: {named(nameless)}",
-            "give each options={'headers': InvocationContext(persona, tenant).headers()}: without,"
-            " every tick is refused",
-        )
-    return ok("beat", f"entries of skills: {len(entries)}, each names its caller")
-
-
-def _has_caller(entry: Mapping[str, Any]) -> bool:
-    headers = (entry.get("options") or {}).get("headers")
-    try:
-        InvocationContext.from_headers(headers if isinstance(headers, Mapping) else {})
-    except InvocationError:
-        return False
-    return True
+    """Whether beat would start: every entry of a skill can be audited."""
+    schedule, _ = app.conf.beat_schedule or {}, _tasks(app)
+    if found := schedule_faults(app, schedule):
+        return bad("beat", "; ".join(found), "mend the entries: with them beat does not start")
+    skills = sum(is_audited(app, e.get("task"), e.get("options") or {}) for e in schedule.values())
+    return ok("beat", f"entries of skills: {skills}, each can be audited")
 
 
 def _skills(tasks: Iterable[Any]) -> Iterable[SkillTask]:

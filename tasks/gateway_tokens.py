@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from audit.context import InvocationContext
 from audit.errors import SettingsError
+from audit.keys import json_of
 
 #: RFC 6750, section 2.1 (b64token), of a length that nobody guesses.
 TOKEN: Final = re.compile(r"(?=.{32,512}\Z)[A-Za-z0-9._~+/-]+=*")
@@ -110,20 +110,7 @@ def _document(setting: str) -> object:
             setting = Path(setting).read_text(encoding="utf-8")
         except (OSError, ValueError):
             raise ValueError(f"{_SHAPE}; there is no such file, or it cannot be read") from None
-    try:
-        return json.loads(setting, object_pairs_hook=_members)
-    except (ValueError, RecursionError):
-        pass
-    # Out here: the decoder's error holds the whole text, and would hang on to this one.
-    raise ValueError(f"{_SHAPE}; this is no JSON")
-
-
-def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """A limit that is given twice must not widen into the later one without a word."""
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        raise ValueError
-    return members
+    return json_of(setting, _SHAPE)
 
 
 def _tokens(listed: object) -> tuple[Token, ...]:

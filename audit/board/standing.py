@@ -91,7 +91,7 @@ def proof_of(memory: AuditMemory, rows: Sequence[AuditRow], *, configured: bool)
     tenant = rows[0].tenant_id
     if memory.sealed(tenant) is None:
         return ProofState.WAITING if configured else ProofState.NOT_CONFIGURED
-    sealed = _sealed_position(memory, tenant)
+    sealed = memory.sealed_position(tenant)
     if sealed is None:
         return ProofState.UNKNOWN
     newest = max(order_of(str(row.position)) for row in rows)
@@ -108,7 +108,7 @@ def _log(
 ) -> LogState:
     if note is None:
         return LogState(tenant_id=tenant, sealed=0, waiting=len(positions), more=not complete)
-    sealed = _sealed_position(memory, tenant)
+    sealed = memory.sealed_position(tenant)
     if sealed is None:
         return LogState(tenant_id=tenant, sealed=_size(note), waiting=None)
     waiting = sum(order_of(position) > order_of(sealed) for position in positions)
@@ -122,8 +122,3 @@ def _size(note: bytes) -> int:
         return Checkpoint.parse(Note.parse(note).text).size
     except LedgerError:
         return 0
-
-
-def _sealed_position(memory: AuditMemory, tenant_id: str) -> str | None:
-    """Up to where a tenant's rows are sealed; ``None`` where the memory does not know."""
-    return memory.sealed_position(tenant_id)

@@ -32,6 +32,7 @@ from enum import StrEnum
 from typing import Final
 from uuid import UUID
 
+from audit.memory.entry import Entry, order_of
 from audit.memory.filter import RowFilter
 from audit.memory.page import Paging
 from audit.row import STARTED, AuditRow, Reason
@@ -109,31 +110,6 @@ def as_replay(row: AuditRow) -> AuditRow:
         return row
     meta = {**row.meta, "redelivered": True}
     return AuditRow(kind=row.kind, ts=row.ts, payload=row.payload, meta=meta, schema=row.schema)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A stored row as the ledger takes it: where it stands, and its bytes, unread.
-
-    Attributes:
-        position: where it stands.
-        stored: its bytes; of a foreign entry names and values of all its fields, in one.
-        foreign: whether this is no row of anybody's: it has other fields than a row has.
-    """
-
-    position: str
-    stored: bytes
-    foreign: bool = False
-
-
-def order_of(position: str) -> tuple[int, int]:
-    """What positions of one tenant are compared by.
-
-    Raises:
-        ValueError: that is no position.
-    """
-    major, _, minor = position.partition("-")
-    return int(major), int(minor or 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

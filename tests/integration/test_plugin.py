@@ -95,7 +95,7 @@ def test_refused(audited):
 
 def test_restored():
     assert not shop.conf.task_always_eager
-    assert shop.skill_runtime.settings.memory_url == "redis://127.0.0.1:1/1"
+    assert type(shop.skill_runtime).__name__ == "SkillRuntime"
 """,
     )
     result.assert_outcomes(passed=3)

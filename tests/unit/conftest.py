@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from celery._state import _task_stack
 
+from audit.ledger import durable
 from tasks.caller import one_task
 
 
@@ -17,3 +18,9 @@ def _one_test() -> Iterator[None]:
         _task_stack.pop()
     with one_task():
         yield
+
+
+@pytest.fixture
+def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power fails in this test: what the ledger writes need not reach the disk at once."""
+    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)

@@ -100,7 +100,10 @@ def test_an_app_without_a_skill(app: SkillHost) -> None:
 
 
 def test_an_entry_of_beat_without_caller(app: SkillHost) -> None:
-    """BAD where a skill's entry names no caller, or a malformed one; plain tasks need none."""
+    """BAD where beat would not start: no caller or a malformed one, a tick that no two beats share.
+
+    Plain tasks need none.
+    """
     schedule: dict[str, dict[str, Any]] = {
         "plain": {"task": "old.send_mail", "schedule": 60},
         "named": {"task": "doctored.ok", "schedule": 60, "options": CALLER},
@@ -108,10 +111,13 @@ def test_an_entry_of_beat_without_caller(app: SkillHost) -> None:
     app.conf.beat_schedule = schedule
     said(beat(app), Level.OK, "entries of skills: 1")
     app.conf.beat_schedule = schedule | {"nameless": {"task": "doctored.ok", "schedule": 60}}
-    said(beat(app), Level.BAD, "tenant: nameless", "InvocationContext")
+    said(beat(app), Level.BAD, "'nameless'", "does not start")
     half = {"headers": {**CALLER["headers"], "audit_tenant_id": "nobody"}}
     app.conf.beat_schedule = {"half": {"task": "doctored.ok", "schedule": 60, "options": half}}
-    said(beat(app), Level.BAD, "tenant: half", "every tick is refused")
+    said(beat(app), Level.BAD, "'half'", "does not start")
+    once = {"task": "doctored.ok", "schedule": 60, "options": CALLER, "once_per_tick": True}
+    app.conf.beat_schedule = {"once": once}
+    said(beat(app), Level.BAD, "crontab", "does not start")
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"])

@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.canonical", "audit.masking", "audit.binary"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
     ("audit.context", "audit.schedule", "audit.system_rows"),
-    ("audit.memory.filter",),
+    ("audit.memory.filter", "audit.memory.entry"),
     ("audit.memory.page",),
     (
         "audit.memory.base",

@@ -9,16 +9,11 @@ import pytest
 import redis
 
 from audit.embedded import EmbeddedServer
-from audit.ledger import durable
 from audit.memory import open_memory
 from tests.sealing import check, emit, log_of, seal, two_tenants
 from tests.support import TENANT
 
-
-@pytest.fixture(autouse=True)
-def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails in these tests."""
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 def test_a_name_that_is_no_text_in_the_list_of_tenants_stops_nobody(tmp_path: Path) -> None:

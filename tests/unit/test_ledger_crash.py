@@ -12,7 +12,6 @@ from typing import Any, Final
 import pytest
 
 from audit.errors import LedgerRaceError, MemoryUnavailableError
-from audit.ledger import durable
 from audit.ledger.checkpoint import origin_of
 from audit.ledger.folder import META, LedgerFolder
 from audit.ledger.keys import LedgerKeys
@@ -35,11 +34,7 @@ from tests.sealing import (
 )
 from tests.support import TENANT
 
-
-@pytest.fixture(autouse=True)
-def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails in these tests."""
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 class Killed(BaseException):

@@ -9,17 +9,12 @@ from pathlib import Path
 import pytest
 
 from audit.errors import LedgerDamagedError
-from audit.ledger import durable
 from audit.ledger.folder import META
 from audit.memory.base import Entry
 from tests.sealing import OTHER, Rows, contents, files, log_of, seal
 from tests.support import TENANT
 
-
-@pytest.fixture(autouse=True)
-def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails in these tests."""
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 def others(memory: Rows) -> None:

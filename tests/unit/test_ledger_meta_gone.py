@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from audit.errors import CheckpointError, LedgerDamagedError
-from audit.ledger import durable
 from audit.ledger.checkpoint import Checkpoint
 from audit.ledger.claims import Trust
 from audit.ledger.finding import Kind, Source, Verdict
@@ -40,11 +39,7 @@ from tests.sealing import (
 from tests.support import TENANT
 from tests.unit.test_ledger_crash import Death, seal_and_die
 
-
-@pytest.fixture(autouse=True)
-def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails in these tests."""
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 @pytest.fixture

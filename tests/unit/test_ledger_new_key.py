@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from audit.ledger import durable
 from audit.ledger.folder import META, LedgerFolder
 from audit.ledger.keys import LedgerKeys
 from audit.row import NIL_TENANT
@@ -15,11 +14,7 @@ from audit.testing import InMemory
 from tests.sealing import KEYS, OTHER, PREFIX, Rows, files, log_of, make, meta_of, seal, verified
 from tests.support import TENANT, make_identity, refused
 
-
-@pytest.fixture(autouse=True)
-def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails in these tests."""
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 def test_a_new_key_signs_every_log_and_the_old_one_may_go(

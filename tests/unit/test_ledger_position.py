@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from audit.errors import LedgerDamagedError, LedgerError, LedgerRaceError
-from audit.ledger import durable
 from audit.ledger.claims import Trust
 from audit.ledger.finding import Finding, Kind, Source, Verdict
 from audit.ledger.sealer import SealRound
@@ -22,13 +21,9 @@ from audit.testing import InMemory
 from tests.sealing import KEYS, PREFIX, Rows, contents, files, log_of, make, row_of, seal
 from tests.support import TENANT, make_identity, refused
 
+pytestmark = pytest.mark.usefixtures("no_flush")
+
 OF_LOG = log_of(TENANT)
-
-
-@pytest.fixture(autouse=True)
-def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails in these tests."""
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
 
 
 def sidecar(directory: Path) -> Path:

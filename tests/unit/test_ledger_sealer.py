@@ -47,11 +47,7 @@ from tests.sealing import (
 )
 from tests.support import TENANT, make_identity, refused, validate_row
 
-
-@pytest.fixture(autouse=True)
-def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails in these tests."""
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 # --- what a round does ----------------------------------------------------------------------------

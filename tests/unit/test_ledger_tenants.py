@@ -8,18 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from audit.ledger import durable
 from audit.ledger.finding import Finding, Kind, Source, Verdict
 from audit.ledger.folder import META, LedgerFolder
 from audit.testing import InMemory
 from tests.sealing import KEYS, NEIGHBOUR, check, kinds, log_of, two_tenants
 from tests.support import TENANT
 
-
-@pytest.fixture(autouse=True)
-def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails in these tests."""
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 @pytest.fixture

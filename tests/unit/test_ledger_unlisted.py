@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from audit.ledger import durable
 from audit.ledger.claims import Trust
 from audit.ledger.finding import Kind
 from audit.ledger.folder import LedgerFolder
@@ -16,11 +15,7 @@ from audit.testing import InMemory
 from tests.sealing import KEYS, OTHER, PREFIX, contents, files, log_of, make, seal
 from tests.support import TENANT, make_identity, refused
 
-
-@pytest.fixture(autouse=True)
-def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails in these tests."""
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 class Unlisting(InMemory):

@@ -1,0 +1,30 @@
+"""What the ledger reads of a memory: entries by their positions, and their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A stored row as the ledger takes it: where it stands, and its bytes, unread.
+
+    Attributes:
+        position: where it stands.
+        stored: its bytes; of a foreign entry names and values of all its fields, in one.
+        foreign: whether this is no row of anybody's: it has other fields than a row has.
+    """
+
+    position: str
+    stored: bytes
+    foreign: bool = False
+
+
+def order_of(position: str) -> tuple[int, int]:
+    """What positions of one tenant are compared by.
+
+    Raises:
+        ValueError: that is no position.
+    """
+    major, _, minor = position.partition("-")
+    return int(major), int(minor or 0)
