@@ -183,11 +183,9 @@ def skill_invoked(skill_id: str, outcome: str, duration_ms: int) -> None:
 
 def closed_from_outside(payload: Mapping[str, object]) -> None:
     """A row that somebody else than the running body wrote has closed its invocation."""
-    skill_id, outcome = str(payload["skill_id"]), str(payload["outcome"])
-    _instruments.add("skill_invoked_total", 1, skill_id=skill_id, outcome=outcome)
-    duration = payload["duration_ms"]
-    if isinstance(duration, int):
-        _instruments.record("skill_invoked_duration_ms", duration, skill_id=skill_id)
+    skill_invoked(
+        str(payload["skill_id"]), str(payload["outcome"]), int(str(payload["duration_ms"]))
+    )
 
 
 def skill_late(skill_id: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from audit.embedded import EmbeddedServer
 from audit.memory import AuditMemory
+from tasks.lease import Lease
 from tests.support import checked_memory
 
 
@@ -19,6 +20,23 @@ def pytest_configure() -> None:
     os.environ["AUDIT_KEEPER_LISTEN"] = "off"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_lease_is_left() -> Iterator[None]:
+    """What a module of tests starts in this process renews no lease when its servers are gone."""
+    held: list[Lease] = []
+    hold = Lease.hold
+
+    def noted(lease: Lease) -> None:
+        held.append(lease)
+        hold(lease)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lease, "hold", noted)
+        yield
+    for lease in held:
+        lease.give_back()
 
 
 @pytest.fixture

@@ -131,7 +131,9 @@ class Host:
         with self.memory_down():
             (self.directory / "release").touch()
             spool = self.directory / "spool"
-            spooled = wait_until(lambda: [p for p in spool.rglob("*") if p.is_file()], 20)
+            # A row has its name only when it is whole; its folder holds other files before that.
+            wait_until(lambda: list(spool.rglob("*.row")), 20)
+            spooled = [path for path in spool.rglob("*") if path.is_file()]
             self.looked += channels.files("spool", spooled)
 
     def reduced(self, off: str, protection: Protection) -> None:
