@@ -55,10 +55,11 @@ def age(seconds: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A duration in milliseconds, with its unit."""
-    return (
-        NOTHING if value is None else f"{value:,.0f} ms" if abs(value) >= 10 else f"{value:.1f} ms"
-    )
+    """A duration with its unit; a fraction only of short ones that have one."""
+    if value is None:
+        return NOTHING
+    digits = 0 if abs(value) >= 10 or value == int(value) else 1
+    return f"{value:,.{digits}f} ms"
 
 
 def duration(line: InvocationLine) -> str:

@@ -10,6 +10,7 @@
   var pause = document.getElementById("audit-pause");
   var paused = false;
   var timer = null;
+  var round = 0;
   var last = null;
   var fresh = new Date();
 
@@ -77,7 +78,7 @@
   }
 
   function failed(why) {
-    say("stale: " + why + ", shown is " + clock(fresh), true);
+    say("stale: " + why + ", this is as of " + clock(fresh), true);
   }
 
   async function once() {
@@ -86,6 +87,9 @@
     try {
       var answer = await fetch(address(), { cache: "no-store", signal: controller.signal, redirect: "error" });
       var html = await answer.text();
+      if (stopped()) {
+        return;
+      }
       if (answer.ok) {
         replace(html);
         fresh = new Date();
@@ -94,27 +98,41 @@
         failed(answer.status === 503 ? "the memory does not answer" : "status " + answer.status);
       }
     } catch (error) {
-      failed("no answer");
+      if (!stopped()) {
+        failed("no answer");
+      }
     } finally {
       window.clearTimeout(limit);
     }
   }
 
-  function plan() {
+  function stopped() {
+    return paused || document.hidden;
+  }
+
+  // A reading that was under way when somebody paused or came back must not start a second round.
+  function plan(wait) {
     window.clearTimeout(timer);
-    if (!paused && !document.hidden) {
-      timer = window.setTimeout(async function () { await once(); plan(); }, EVERY);
+    round += 1;
+    if (stopped()) {
+      say(paused ? "paused" : "waits while hidden", false);
+      return;
     }
+    var own = round;
+    timer = window.setTimeout(async function () {
+      await once();
+      if (own === round) {
+        plan(EVERY);
+      }
+    }, wait);
   }
 
   pause.hidden = false;
   pause.addEventListener("click", function () {
     paused = !paused;
     pause.textContent = paused ? "Go on" : "Pause";
-    say(paused ? "paused" : "live", false);
-    plan();
+    plan(0);
   });
-  document.addEventListener("visibilitychange", plan);
-  say("live", false);
-  plan();
+  document.addEventListener("visibilitychange", function () { plan(0); });
+  plan(EVERY);
 })();
