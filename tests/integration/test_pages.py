@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -304,6 +305,10 @@ def test_no_argument_is_on_any_page(place: Place) -> None:
 
 def test_nothing_is_kept_and_no_script_of_others_runs(place: Place) -> None:
     """Each page forbids to be kept, framed, or to run a script that is not Flower's or ours."""
+    headers = place.flower.headers("/audit")
+    assert headers["Cache-Control"] == "no-store"
+    assert "default-src 'self'" in headers["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
     page = place.text("/audit")
     assert re.findall(r"<script(?![^>]* src=)", page) == []
     assert re.findall(r"\son\w+=", page) == []
@@ -311,6 +316,41 @@ def test_nothing_is_kept_and_no_script_of_others_runs(place: Place) -> None:
         assert place.flower.ask(f"/audit/static/{name}", login=None).status == 200
     for name in ("../handlers.py", "%2e%2e/handlers.py", "..%2fhandlers.py"):
         assert place.flower.ask(f"/audit/static/{name}").status in {403, 404}
+
+
+def answers_meanwhile(flower: Flower) -> bool:
+    """Whether another address of Flower answers while a page still waits for the memory."""
+    waiting = [threading.Thread(target=flower.ask, args=("/audit",)) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    for _ in range(5):
+        assert flower.ask("/healthcheck").text == "OK"
+        assert flower.ask("/workers").status == 200
+    first = all(thread.is_alive() for thread in waiting)
+    for thread in waiting:
+        thread.join()
+    return first
+
+
+def test_whoever_logs_in_elsewhere_is_sent_there(tmp_path: Path) -> None:
+    """Under OAuth, a page without a login leads to it, and no part of a page is sent."""
+    with running_stack(tmp_path) as stack:
+        shutil.copy(SHIPPED, tmp_path)
+        options = (
+            "--auth=.*@example\\.com",
+            "--auth_provider=flower.views.auth.GoogleAuth2LoginHandler",
+            f"--cookie_secret={'c' * 40}",
+            "--oauth2_key=key",
+            "--oauth2_secret=secret",
+            "--oauth2_redirect_uri=http://127.0.0.1/login",
+        )
+        flower = Flower(stack, tmp_path, *options)
+        try:
+            for path in ("/audit", "/audit/list", "/audit/invocation/01X", "/audit?part=1"):
+                answer = flower.ask(path, login=None)
+                assert (answer.status, answer.text) == (302, ""), path
+        finally:
+            flower.end()
 
 
 def test_a_memory_that_is_down_is_said_to_be(tmp_path: Path) -> None:
@@ -322,6 +362,7 @@ def test_a_memory_that_is_down_is_said_to_be(tmp_path: Path) -> None:
             assert "Nothing is running" in flower.ask("/audit").text
             server.pause()
             try:
+                assert answers_meanwhile(flower)
                 for path in ("/audit", "/audit/list", "/audit/invocation/01X", "/audit?part=1"):
                     answer = flower.ask(path)
                     assert answer.status == 503, path

@@ -250,6 +250,7 @@ def test_an_empty_overview_says_so(memory: InMemory, clock: FakeClock) -> None:
     for words in ("Nothing is running", "No skill failed", "Nothing was refused", "none at work"):
         assert words in text
     assert "The ledger is not configured" in text
+    assert "not configured</dd>" in text
     assert "not configured" not in render_overview(memory, clock.now(), ledger=True)
 
 
