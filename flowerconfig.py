@@ -10,6 +10,8 @@ whatever the environment and the command line say:
 - nothing is written to disk;
 - what workers answer to ``inspect`` is shown without raw arguments and without passwords.
 
+The pages of the audit, ``/audit``, are put in here as well: behind the same login, reading alone.
+
 ``/metrics``, ``/healthcheck`` and static files need no credentials, in every Flower. They hold
 numbers under the names of workers and tasks.
 
@@ -29,10 +31,13 @@ from typing import Any, Final
 from click import UsageError
 from flower.api import BaseApiHandler
 from flower.inspector import Inspector
-from flower.urls import handlers
+from flower.urls import handlers, settings
 from tornado.options import options
 from tornado.routing import URLSpec
 from tornado.web import HTTPError
+
+from tasks.pages.handlers import page_addresses
+from tasks.pages.loader import PagesLoader
 
 #: The addresses that stay: each of them reads, and none of them reads a result.
 SHOWN: Final = frozenset(
@@ -176,5 +181,8 @@ def _keep_masked_answer(inspector: Inspector, worker: str, method: str, answer: 
 
 
 Inspector._on_update = _keep_masked_answer
-handlers[:] = map(only_shown, handlers)
+# The pages of the audit stand before Flower's last address, which is any.
+*_known, _any = map(only_shown, handlers)
+handlers[:] = [*_known, *page_addresses(), _any]
+settings["template_loader"] = PagesLoader(settings["template_path"])
 options.add_parse_callback(guard)

@@ -22,6 +22,9 @@ _URL: Final = re.compile(
     r"https?://([A-Za-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?(/[\w.~/-]*)?", re.ASCII
 )
 
+_TRACE_URL: Final = re.compile(
+    r"https?://[^\s/@?#{}<>\"]+/[\w.~/?#&=:;,+%{}@!$()*|\[\]-]*", re.ASCII
+)
 _PLACE: Final = re.compile(
     r"(?:(?P<host>[A-Za-z0-9.-]+)|\[(?P<v6>[0-9a-f:.]+)\]):(?P<port>[0-9]{1,5})", re.ASCII
 )
@@ -59,6 +62,7 @@ class AuditSettings:
         gateway_keys: what its status links are signed with: the first signs, all verify.
         gateway_max_body: bytes that the body of a request to the gateway may have.
         gateway_max_wait: seconds that a request to the gateway may wait for a result.
+        trace_url: where the audit pages lead to for a trace, ``{trace_id}`` in its place.
     """
 
     memory_url: str = field(default="redis://127.0.0.1:6379/1", repr=False)  # has a password
@@ -83,6 +87,7 @@ class AuditSettings:
     gateway_keys: KeyRing = field(default_factory=KeyRing, repr=False)
     gateway_max_body: int = 1_048_576
     gateway_max_wait: float = 30.0
+    trace_url: str | None = None
 
     @classmethod
     def read(cls, conf: Mapping[str, Any], environ: Mapping[str, str]) -> AuditSettings:
@@ -220,6 +225,14 @@ def _bytes(raw: object) -> int:
     return int(text)
 
 
+def _trace_url(raw: object) -> str:
+    """No user and password in it: whoever sees a page sees its links."""
+    text = _text(raw)
+    if not _TRACE_URL.fullmatch(text) or text.count("{trace_id}") != 1:
+        raise ValueError("takes a http(s) URL, without a login, with {trace_id} in it once")
+    return text
+
+
 def _detail(raw: object) -> str:
     if raw not in ("masked", "type"):
         raise ValueError('takes "masked" or "type"')
@@ -249,4 +262,5 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[object], Any]]]] = {
     "gateway_keys": ("AUDIT_GATEWAY_KEYS", _link_keys),
     "gateway_max_body": ("AUDIT_GATEWAY_MAX_BODY", _bytes),
     "gateway_max_wait": ("AUDIT_GATEWAY_MAX_WAIT", _seconds),
+    "trace_url": ("AUDIT_TRACE_URL", _trace_url),
 }

@@ -73,6 +73,16 @@ class Flower:
         finally:
             connection.close()
 
+    def headers(self, path: str) -> dict[str, str]:
+        """Of the answer to somebody who is logged in."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port(), timeout=20)
+        code = base64.b64encode(LOGIN.encode()).decode()
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Basic {code}"})
+            return dict(connection.getresponse().getheaders())
+        finally:
+            connection.close()
+
     def end(self) -> int:
         if self.process.poll() is None:
             self.process.terminate()

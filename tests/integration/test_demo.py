@@ -169,9 +169,14 @@ def test_keep_leaves_it_up_for_a_look_around(start: StartDemo) -> None:
     assert not [p for p in demo.processes() if secret in " ".join(p.cmdline())]
 
     exports = dict(re.findall(r"^  export (\w+)='(.*)'$", output, re.MULTILINE))
-    assert set(exports) == {"AUDIT_MEMORY_URL", "CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"}
+    addresses = {"AUDIT_MEMORY_URL", "CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"}
+    ledger = {"AUDIT_LEDGER_DIR", "AUDIT_LEDGER_KEYS", "AUDIT_LEDGER_ORIGIN"}
+    assert set(exports) == addresses | ledger
+    holders = [p for p in demo.processes() if "AUDIT_LEDGER_KEYS" in p.environ()]
+    assert {p.cmdline()[-1] for p in holders} == {"keep"}
     commands = re.findall(r"^  (\S+celery -A demo.skills audit .*)$", output, re.MULTILINE)
-    assert {shlex.split(command)[4] for command in commands} == {"running", "list", "show", "tail"}
+    named = {shlex.split(command)[4] for command in commands}
+    assert named == {"running", "list", "show", "tail", "verify"}
     for command in commands:
         assert runs(command, exports), command
 

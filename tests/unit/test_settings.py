@@ -36,6 +36,13 @@ GOOD: list[tuple[str, str, Any, str, Any]] = [
     ("gateway_tokens", "AUDIT_GATEWAY_TOKENS", "/run/tokens", " /run/others ", "/run/others"),
     ("gateway_max_body", "AUDIT_GATEWAY_MAX_BODY", 1024, "2048", 2048),
     ("gateway_max_wait", "AUDIT_GATEWAY_MAX_WAIT", 5.0, "60", 60.0),
+    (
+        "trace_url",
+        "AUDIT_TRACE_URL",
+        "http://t/{trace_id}",
+        "https://t/#/{trace_id}?a=b",
+        "https://t/#/{trace_id}?a=b",
+    ),
 ]
 KEYS = [
     {"id": "new", "secret": "s3cret-" * 5},
@@ -188,6 +195,20 @@ BAD: list[tuple[str, Any]] = [
     *(("gateway_tokens", value) for value in (5, " ", {}, [{1, 2}])),
     *(("gateway_max_body", value) for value in (0, 1023, 2**30 + 1, "1k", -1, 1024.5)),
     *(("gateway_max_wait", value) for value in (0, -1, "1s", 3601)),
+    *(
+        ("trace_url", value)
+        for value in (
+            5,
+            "https://t/trace",
+            "https://t/{trace_id}/{trace_id}",
+            "https://{trace_id}/",
+            "https://u:p@t/{trace_id}",
+            "javascript:alert('{trace_id}')",
+            "//t/{trace_id}",
+            'https://t/{trace_id}"',
+            "https://t/{trace_id} x",
+        )
+    ),
     *(("ledger_witnesses", value) for value in (5, "x", "{}", "[1]", [{"url": "http://w"}])),
     *(
         ("ledger_witnesses", [{"url": url, "vkey": "k"}])

@@ -1,0 +1,205 @@
+"""The pages' handlers: who may see them, what they read, which page an answer becomes.
+
+Every page but the static files is behind Flower's login and answers GET and HEAD alone. What is
+read is bounded, whatever the history. With ``?part=1`` the part alone is sent that changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from logging import getLogger
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from flower.views import BaseHandler
+from tornado.routing import URLSpec
+from tornado.web import HTTPError, StaticFileHandler, authenticated
+
+from audit.board.invocation import invocation
+from audit.board.listing import listing
+from audit.board.overview import overview
+from audit.errors import AuditError, AuditMemoryError, MemoryUrlError
+from audit.memory.base import AuditMemory
+from audit.memory.page import LOOK
+from audit.table import clean
+from tasks.pages import picture, show
+from tasks.pages.filters import FIELDS, Filters, read_filters
+from tasks.pages.reader import reader_of
+
+T = TypeVar("T")
+
+#: Entries that one page may look at, however often somebody asks for more.
+MOST_LOOK: Final = 40_000
+AROUND: Final = 2_000
+_STATIC: Final = str(Path(__file__).parent / "static")
+_POLICY: Final = (
+    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none';"
+    " form-action 'self'; frame-ancestors 'none'"
+)
+_DOWN: Final = (
+    "The audit memory does not answer. While that is so, no skill starts, and completed rows wait"
+    " in the spools of their hosts. This page tries again by itself."
+)
+_logger = getLogger(__name__)
+
+
+class AuditPage(BaseHandler):
+    """What the pages share."""
+
+    SUPPORTED_METHODS = ("GET", "HEAD")
+    part = ""
+    title = "Audit"
+
+    def set_default_headers(self) -> None:
+        super().set_default_headers()
+        self.set_header("Content-Security-Policy", _POLICY)
+        self.set_header("Referrer-Policy", "same-origin")
+        self.set_header("Cache-Control", "no-store")
+
+    @authenticated
+    async def get(self, *names: str) -> None:
+        """The page; one that says what is wrong where the memory cannot be read."""
+        try:
+            await self.answer(*names)
+        except AuditError as error:
+            _logger.warning("an audit page could not be read: %s", clean(str(error)))
+            self.show_error(503, _DOWN if _is_outage(error) else clean(str(error)))
+
+    head = get
+
+    async def answer(self, *names: str) -> None:
+        """Read and show."""
+        raise NotImplementedError
+
+    async def ask(self, question: Callable[[AuditMemory, datetime], T]) -> T:
+        return await reader_of(self.application).ask(question)
+
+    def asked(self, name: str) -> str:
+        """One part of the query, as it came: Flower's own way escapes, and templates do that."""
+        return str(self.get_query_argument(name, ""))
+
+    def look(self, least: int) -> int:
+        """How far the page may look."""
+        text = self.asked("look")
+        return min(MOST_LOOK, max(least, int(text))) if text.isascii() and text.isdigit() else least
+
+    def show(self, part: str, *, top: str = "", **values: Any) -> None:
+        """The page of one part, below a ``top`` that does not change; or the part alone."""
+        values = {"show": show, "title": self.title, **values}
+        content = self.render_string(part, **values)
+        if self.asked("part"):
+            self.finish(content)
+            return
+        above = self.render_string(top, **values) if top else b""
+        self.render("audit_page.html", title=self.title, above=above, content=content)
+
+    def show_error(self, status: int, text: str) -> None:
+        self.set_status(status)
+        self.show("audit_error.html", status=status, text=text)
+
+
+class OverviewPage(AuditPage):
+    """``/audit``."""
+
+    async def answer(self, *names: str) -> None:
+        filters = self._filters()
+        if filters.errors:
+            self.show_error(400, f"tenant: {filters.errors['tenant']}")
+            return
+        look = self.look(LOOK)
+        view = await self.ask(
+            partial(
+                overview,
+                ledger=reader_of(self.application).settings.ledger_dir is not None,
+                tenant_id=filters.wanted.tenant_id,
+                look=look,
+            )
+        )
+        self.show(
+            "audit_overview.html",
+            view=view,
+            picture=picture.picture_of(view.picture),
+            size=(picture.WIDTH, picture.HEIGHT),
+            moment_of=picture.moment_of,
+            filters=filters,
+            further=filters.query(look=str(look * 4)) if look * 4 <= MOST_LOOK else None,
+        )
+
+    def _filters(self) -> Filters:
+        tenant = self.asked("tenant")
+        return read_filters(lambda name: tenant if name == "tenant" else "", datetime.now(UTC))
+
+
+class ListPage(AuditPage):
+    """``/audit/list``."""
+
+    title = "Audit: list"
+
+    async def answer(self, *names: str) -> None:
+        filters = read_filters(self.asked, datetime.now(UTC))
+        view = None
+        if filters.errors:
+            self.set_status(400)
+        else:
+            view = await self._read(filters)
+        self.show("audit_list.html", top="audit_form.html", view=view, filters=filters, all=FIELDS)
+
+    async def _read(self, filters: Filters) -> Any:
+        cursor = self.asked("cursor") or None
+        try:
+            return await self.ask(lambda memory, _: listing(memory, filters.wanted, cursor=cursor))
+        except ValueError as error:
+            if isinstance(error, AuditError):
+                raise
+            raise HTTPError(400, reason="No such place in the list") from None
+
+
+class InvocationPage(AuditPage):
+    """``/audit/invocation/<request_id>``."""
+
+    title = "Audit: invocation"
+
+    async def answer(self, *names: str) -> None:
+        (request_id,) = names
+        settings, look = reader_of(self.application).settings, self.look(AROUND)
+        view = await self.ask(
+            lambda memory, now: invocation(
+                memory, request_id, now, ledger=settings.ledger_dir is not None, look=look
+            )
+        )
+        if view is None:
+            self.show_error(404, f"The memory has no invocation {clean(request_id)}.")
+            return
+        trace = view.line.trace_id if view.line else None
+        self.show(
+            "audit_invocation.html",
+            view=view,
+            trace=trace,
+            trace_link=show.trace_link(settings.trace_url, trace),
+            further=f"?look={look * 4}" if look * 4 <= MOST_LOOK else None,
+        )
+
+
+class TaskLink(AuditPage):
+    """``/audit/task/<task_id>``: where Flower's task page leads to."""
+
+    async def answer(self, *names: str) -> None:
+        filters = Filters(texts={"task": names[0]})
+        self.redirect(self.reverse_url("audit-list") + filters.query())
+
+
+def _is_outage(error: AuditError) -> bool:
+    return isinstance(error, AuditMemoryError) and not isinstance(error, MemoryUrlError)
+
+
+def page_addresses() -> list[URLSpec]:
+    """What Flower's table of addresses gets."""
+    return [
+        URLSpec(r"/audit", OverviewPage, name="audit"),
+        URLSpec(r"/audit/list", ListPage, name="audit-list"),
+        URLSpec(r"/audit/invocation/(.+)", InvocationPage, name="audit-invocation"),
+        URLSpec(r"/audit/task/(.+)", TaskLink, name="audit-task"),
+        URLSpec(r"/audit/static/(.+)", StaticFileHandler, {"path": _STATIC}, name="audit-static"),
+    ]
