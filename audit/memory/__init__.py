@@ -27,6 +27,14 @@ def open_memory(url: str, *, timeout: float = 2.0) -> AuditMemory:
         from audit.memory.redis import RedisMemory
 
         return RedisMemory(url, timeout=timeout)
+    if scheme == "sqlite":
+        from audit.memory.sql.sqlite import SqliteMemory
+
+        return SqliteMemory(url, timeout=timeout)
+    if scheme in ("postgresql", "postgres"):
+        from audit.memory.sql.postgres import PostgresMemory
+
+        return PostgresMemory(url, timeout=timeout)
     # What is no word may be a password in the wrong place.
     named = f"scheme {scheme!r}" if scheme.replace("+", "").isalnum() and scheme != url else "URL"
     raise MemoryUrlError(

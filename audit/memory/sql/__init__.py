@@ -1,0 +1,1 @@
+"""An audit memory in a SQL database: PostgreSQL or SQLite."""

@@ -1,0 +1,169 @@
+"""What the memories on SQL databases have in common: everything but how a row gets in.
+
+A database of its own kind says how it is reached, how it stores a row, and how it swaps, trims and
+leases; reading is the same for all (:mod:`audit.memory.sql.reading`).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement
+
+from audit.errors import RowRefusedError
+from audit.memory.base import (
+    AuditMemory,
+    Entry,
+    Hold,
+    Once,
+    RowFilter,
+    RowRefusal,
+    Stored,
+    order_of,
+)
+from audit.memory.page import LOOK, Open, Page
+from audit.memory.sql.reading import Reading, time_of
+from audit.memory.sql.tables import moment_of
+from audit.row import AuditRow
+
+#: Rows that one step trims: writers wait for that long at most, where they wait at all.
+TRIM_PAGE: Final = 1_000
+
+_REFUSALS: Final = {
+    "no_started_row": RowRefusal.NO_STARTED_ROW,
+    "second_started_row": RowRefusal.SECOND_STARTED_ROW,
+    "tombstone": RowRefusal.TOMBSTONE,
+    "was_refused": RowRefusal.WAS_REFUSED,
+    "tick_taken": RowRefusal.TICK_TAKEN,
+}
+
+
+class SqlMemory(AuditMemory):
+    """An audit memory in a SQL database.
+
+    Args:
+        settled: what is true of rows before which none can come any more; ``None``: of all.
+        now: the database's time in microseconds.
+        pause: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        settled: ColumnElement[bool] | None,
+        now: ColumnElement[int],
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._pause = pause
+        self._reading = Reading(self._ask, settled, now)
+
+    @abstractmethod
+    def _ask(self, query: Any) -> Sequence[Any]:
+        """All that a query of SQLAlchemy's finds, within the deadline; errors are ours."""
+
+    @abstractmethod
+    def _store(self, row: AuditRow, once: Once | None, hold: Hold | None) -> str:
+        """Store a row in one transaction; the word that says what became of it."""
+
+    @abstractmethod
+    def _trim_page(self, tenant_id: str, before: tuple[int, int], most: int) -> int:
+        """Trim at most so many rows in one step; how many went."""
+
+    def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
+        word = self._store(row, once, hold)
+        if word in _REFUSALS:
+            raise RowRefusedError(_REFUSALS[word].value, row.request_id)
+        return Stored(word)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def running(self, tenant_id: str | None = None) -> Iterator[AuditRow]:
+        return self._reading.running(tenant_id)
+
+    def select(self, wanted: RowFilter) -> Iterator[AuditRow]:
+        return self._reading.select(wanted)
+
+    def follow(self, wanted: RowFilter, *, poll: float = 0.2) -> Iterator[AuditRow | None]:
+        return self._follow(wanted, self._reading.newest_place(None) or (0, 0), poll)
+
+    def _follow(
+        self, wanted: RowFilter, seen: tuple[int, int], poll: float
+    ) -> Iterator[AuditRow | None]:
+        while True:
+            arrived = self._reading.arrived(wanted, seen)
+            yield from filter(wanted.matches, arrived)
+            if arrived:
+                seen = order_of(str(arrived[-1].position))
+            else:
+                yield None
+                self._pause(poll)
+
+    def page(
+        self, wanted: RowFilter, *, most: int = 100, look: int = LOOK, cursor: str | None = None
+    ) -> Page:
+        return self._reading.page(wanted, most, look, cursor)
+
+    def open_page(self, tenant_id: str | None, most: int) -> Open:
+        return self._reading.open_page(tenant_id, most)
+
+    def stored_at(self, row: AuditRow) -> datetime:
+        if row.position is None:
+            raise ValueError("this row comes from no memory")
+        return time_of(row.position)
+
+    def leases(self, workers: Collection[str]) -> set[str]:
+        return self._reading.held(list(workers))
+
+    def lived_ms(self, started: AuditRow, worker: str) -> int:
+        seen = self._reading.seen(worker)
+        born = order_of(str(started.position))[1]
+        return 0 if seen is None else max(0, (seen - born) // 1000)
+
+    def deaths(self, tenant_id: str, message: str) -> int:
+        return self._reading.deaths(tenant_id, message)
+
+    def is_led(self, role: str) -> bool:
+        return self._reading.is_led(role)
+
+    def store_time(self) -> datetime:
+        return moment_of(self._reading.now())
+
+    # --- for the ledger -----------------------------------------------------------------------
+
+    def tenants(self) -> list[str]:
+        return self._reading.tenants()
+
+    def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
+        return self._reading.entries(tenant_id, after, limit)
+
+    def last_position(self, tenant_id: str) -> str | None:
+        return self._reading.last_position(tenant_id)
+
+    def sealed(self, tenant_id: str) -> bytes | None:
+        note = self._reading.of_log(tenant_id).sealed
+        return None if note is None else bytes(note)
+
+    def sealed_position(self, tenant_id: str) -> str | None:
+        position: str | None = self._reading.of_log(tenant_id).sealed_position
+        return position
+
+    def trim(self, tenant_id: str, before: str) -> int:
+        end, total = order_of(before), 0
+        while True:
+            removed = self._trim_page(tenant_id, end, TRIM_PAGE)
+            total += removed
+            if removed < TRIM_PAGE:
+                return total
+
+    def trimmed(self, tenant_id: str) -> str | None:
+        position: str | None = self._reading.of_log(tenant_id).trimmed
+        return position
+
+
+def check_swap(new: bytes, position: str | None) -> None:
+    """Raises ValueError: that could not be told from none."""
+    if not new or position == "":
+        raise ValueError("an empty checkpoint or position cannot be told from none")

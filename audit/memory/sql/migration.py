@@ -1,0 +1,72 @@
+"""Makes the tables of a memory in PostgreSQL, and brings older ones up to date."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors, sql
+
+from audit.errors import MemoryUnavailableError, MemoryUnsuitableError
+from audit.memory.sql.schema import VERSION, ddl
+from audit.memory.sql.url import parse_postgres
+
+#: Two migrations at once wait for each other; the number is arbitrary.
+_ONE_AT_A_TIME: Final = 0x61756474
+
+
+def migrate(url: str, *, timeout: float = 60.0) -> list[str]:
+    """Bring the memory at ``url`` to this release's tables; what was done, a sentence each.
+
+    Done in one transaction, so that it is done whole or not at all; again is safe.
+
+    Args:
+        url: of a user who may create the schema, or owns it.
+        timeout: seconds to wait for locks and for each statement.
+
+    Raises:
+        MemoryUrlError: the URL has a part that cannot be used.
+        MemoryUnsuitableError: the tables are of a later release.
+        MemoryUnavailableError: the database did not answer, or refused.
+    """
+    parsed = parse_postgres(url)
+    try:
+        with psycopg.connect(parsed.conninfo, connect_timeout=max(2, int(timeout))) as connection:
+            connection.execute(f"SET statement_timeout = {round(timeout * 1000)}")
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_ONE_AT_A_TIME,))
+            return _migrate(connection, parsed.schema)
+    except psycopg.Error as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise MemoryUnavailableError(f"memory {parsed.shown}: {first_line}") from error
+
+
+def _migrate(connection: psycopg.Connection[Any], schema: str) -> list[str]:
+    named = sql.Identifier(schema)
+    connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(named))
+    connection.execute(sql.SQL("SET LOCAL search_path = {}").format(named))
+    try:
+        with connection.transaction():
+            found = connection.execute("SELECT version FROM audit_settings").fetchone()
+    except errors.UndefinedTable:
+        connection.execute(ddl("postgres").encode())
+        return [f"tables of version {VERSION} were made in the schema {schema}"]
+    version = 0 if found is None else found[0]
+    if version != VERSION:
+        raise MemoryUnsuitableError(
+            f"the schema {schema} has tables of version {version}, and this release is for"
+            f" {VERSION}: use the release that fits"
+        )
+    return [*_catch_up(connection)]
+
+
+def _catch_up(connection: psycopg.Connection[Any]) -> list[str]:
+    """After a restore into another cluster its transaction ids may be smaller than the rows'."""
+    raised = connection.execute(
+        """
+        UPDATE audit_settings SET ahead = newest.turn FROM
+          (SELECT turn FROM audit_rows ORDER BY turn DESC LIMIT 1) AS newest
+        WHERE newest.turn >= ahead + pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+        RETURNING ahead
+        """
+    ).fetchone()
+    return [] if raised is None else [f"new rows come behind those that were restored ({raised[0]})"]

@@ -1,0 +1,307 @@
+"""An audit memory in PostgreSQL: one statement an emit, every call under a deadline.
+
+The client never waits longer than the deadline says, whatever the server does: a frozen one too.
+A connection that anything went wrong on is closed, none crosses a fork, and none is used before
+the database behind it was judged.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors, waiting
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import BigInteger, func
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+from audit.errors import MemoryUnavailableError, MemoryUnsuitableError, MemoryUrlError
+from audit.memory.base import Hold, Once
+from audit.memory.sql.emitted import Emitted
+from audit.memory.sql.memory import SqlMemory, check_swap
+from audit.memory.sql.schema import VERSION
+from audit.memory.sql.tables import ROWS, written
+from audit.memory.sql.url import PostgresUrl, parse_postgres
+from audit.row import AuditRow
+
+#: Idle connections a process keeps.
+IDLE: Final = 64
+#: Between two tries of one emit, in seconds; the last is repeated.
+PAUSES: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+_INTERVAL: Final = 0.1
+
+_DIALECT: Final = PGDialect_psycopg()
+_EMIT: Final = f"SELECT audit_emit({', '.join(['%s'] * 17)})"
+_JUDGE: Final = """
+SELECT version, ahead + pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+  (SELECT turn FROM audit_rows ORDER BY turn DESC LIMIT 1),
+  current_setting('fsync'), current_setting('full_page_writes'),
+  current_setting('synchronous_commit')
+FROM audit_settings
+"""
+_HOLD: Final = """
+INSERT INTO audit_leases VALUES (%s, audit_now() + %s, audit_now())
+ON CONFLICT (worker) DO UPDATE SET until = excluded.until, seen = excluded.seen
+"""
+_LEAD: Final = """
+INSERT INTO audit_leaders AS l VALUES (%s, %s, audit_now() + %s)
+ON CONFLICT (role) DO UPDATE SET holder = excluded.holder, until = excluded.until
+WHERE l.holder = excluded.holder OR l.until <= audit_now() RETURNING 1
+"""
+
+
+class _Connection(psycopg.Connection[Any]):
+    """psycopg's, that waits no longer than until ``deadline``, in monotonic seconds."""
+
+    deadline = 0.0
+
+    def wait(self, gen: Any, interval: float = _INTERVAL, timeout: float | None = None) -> Any:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise errors.ConnectionTimeout("no answer within the deadline")
+        return super().wait(gen, interval=interval, timeout=left)
+
+    @classmethod
+    def open(cls, conninfo: str, deadline: float) -> _Connection:
+        """Connect within the deadline, which libpq's own connect_timeout knows in seconds only."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise errors.ConnectionTimeout("no time is left to connect")
+        made: _Connection = waiting.wait_conn(
+            cls._connect_gen(conninfo), interval=_INTERVAL, timeout=left
+        )
+        made.deadline = deadline
+        made._autocommit = True
+        made.prepare_threshold = 1
+        return made
+
+
+class PostgresMemory(SqlMemory):
+    """An audit memory in a PostgreSQL database.
+
+    Args:
+        url: ``postgresql://``, with these parameters of ours beside libpq's: ``schema`` (``audit``)
+            and ``durability`` (``server``: as the server is configured; ``always``: every commit
+            waits for the disk).
+        timeout: seconds any call may take in all.
+        pause: waits so many seconds.
+
+    Raises:
+        MemoryUrlError: the URL has a part that cannot be used.
+    """
+
+    def __init__(
+        self, url: str, *, timeout: float = 2.0, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        super().__init__(
+            ROWS.c.turn < func.audit_horizon(type_=BigInteger()),
+            func.audit_now(type_=BigInteger()),
+            pause,
+        )
+        self._url: PostgresUrl = parse_postgres(url)
+        self._timeout = timeout
+        self._owner = os.getpid()
+        self._idle: deque[_Connection] = deque()
+        try:
+            # Without a host libpq would take the environment's; with options, somebody else's path.
+            self._conninfo = make_conninfo(
+                self._url.conninfo, options=f"-c search_path={self._url.schema}"
+            )
+        except psycopg.Error as error:
+            raise MemoryUrlError(f"memory URL {self._url.shown}: {error}") from None
+
+    @property
+    def name(self) -> str:
+        return self._url.shown
+
+    def check(self) -> None:
+        with self._errors_of_ours():
+            self._give_back(self._connect(self._deadline()))
+
+    def close(self) -> None:
+        while self._idle:
+            connection = self._idle.popleft()
+            if self._owner == os.getpid():
+                connection.close()
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def _store(self, row: AuditRow, once: Once | None, hold: Hold | None) -> str:
+        emitted = Emitted.of(row, once, hold)
+        arguments = (
+            emitted.action, emitted.tenant_id, emitted.request_id, emitted.stored,
+            *emitted.columns, emitted.dead,
+            once and once.token, once and once.seconds,
+            hold and hold.token, hold and hold.holder, hold and hold.seconds,
+        )  # fmt: skip
+        return str(self._insist(_EMIT, arguments)[0][0])
+
+    def hold_lease(self, worker: str, seconds: float) -> None:
+        self._insist(_HOLD, (written(worker), _microseconds(seconds)))
+
+    def drop_lease(self, worker: str) -> None:
+        self._insist("UPDATE audit_leases SET until = 0 WHERE worker = %s", (written(worker),))
+
+    def lead(self, role: str, holder: str, seconds: float) -> bool:
+        arguments = (written(role), written(holder), _microseconds(seconds))
+        return bool(self._insist(_LEAD, arguments))
+
+    def give_up(self, role: str, holder: str) -> None:
+        given_up = "UPDATE audit_leaders SET until = 0 WHERE role = %s AND holder = %s"
+        self._insist(given_up, (written(role), written(holder)))
+
+    def swap_sealed(
+        self, tenant_id: str, old: bytes | None, new: bytes, position: str | None = None
+    ) -> bool:
+        check_swap(new, position)
+        arguments = (written(tenant_id), old, new, position)
+        return bool(self._once("SELECT audit_swap_sealed(%s, %s, %s, %s)", arguments)[0][0])
+
+    def _trim_page(self, tenant_id: str, before: tuple[int, int], most: int) -> int:
+        arguments = (written(tenant_id), *before, most)
+        return int(self._once("SELECT audit_trim(%s, %s, %s, %s)", arguments)[0][0])
+
+    # --- statements ---------------------------------------------------------------------------
+
+    def _ask(self, query: Any) -> Sequence[Any]:
+        compiled = query.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
+        return self._once(str(compiled), compiled.params, named=True)
+
+    def _insist(self, statement: str, arguments: Any) -> list[Any]:
+        """Done again until it succeeds or the deadline is over: for what is idempotent."""
+        deadline, pauses, doubt = self._deadline(), iter(PAUSES), [False]
+        with self._errors_of_ours(doubt):
+            while True:
+                try:
+                    return self._try(statement, arguments, deadline, doubt)
+                except (psycopg.OperationalError, errors.SerializationFailure):
+                    pause = next(pauses, PAUSES[-1])
+                    if time.monotonic() + pause >= deadline:
+                        raise
+                    self._drop_idle()
+                    self._pause(pause)
+
+    def _once(self, statement: str, arguments: Any, *, named: bool = False) -> list[Any]:
+        doubt = [False]
+        with self._errors_of_ours(doubt):
+            return self._try(statement, arguments, self._deadline(), doubt, named=named)
+
+    def _try(
+        self,
+        statement: str,
+        arguments: Any,
+        deadline: float,
+        doubt: list[bool],
+        *,
+        named: bool = False,
+    ) -> list[Any]:
+        connection = self._take(deadline)
+        try:
+            cursor = connection.cursor(row_factory=psycopg.rows.namedtuple_row if named else None)
+            cursor.execute(statement, arguments)
+            found = cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            # Where the server said no, it has rolled back; where it said nothing, nobody knows.
+            doubt[0] |= error.sqlstate is None
+            connection.close()
+            raise
+        except BaseException:
+            # A signal may have struck between request and reply.
+            doubt[0] = True
+            connection.close()
+            raise
+        self._give_back(connection)
+        return found
+
+    # --- connections --------------------------------------------------------------------------
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout
+
+    def _take(self, deadline: float) -> _Connection:
+        if self._owner != os.getpid():
+            self._idle, self._owner = deque(), os.getpid()
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._connect(deadline)
+            if not connection.closed:
+                connection.deadline = deadline
+                return connection
+
+    def _give_back(self, connection: _Connection) -> None:
+        if len(self._idle) < IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            with suppress(IndexError):
+                self._idle.popleft().close()
+
+    def _connect(self, deadline: float) -> _Connection:
+        connection = _Connection.open(self._conninfo, deadline)
+        try:
+            milliseconds = max(1, round(self._timeout * 1000))
+            connection.execute(f"SET statement_timeout = {milliseconds}")
+            if self._url.durable:
+                connection.execute("SET synchronous_commit = on")
+            self._judge(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _judge(self, connection: _Connection) -> None:
+        try:
+            found = connection.execute(_JUDGE).fetchone()
+        except errors.UndefinedTable:
+            raise MemoryUnsuitableError(
+                f"the memory {self._url.shown} has no tables yet: run `audit migrate`"
+            ) from None
+        if found is None:
+            raise MemoryUnsuitableError(f"the memory {self._url.shown} does not say its version")
+        version, next_turn, newest, fsync, whole_pages, committing = found
+        if version != VERSION:
+            raise MemoryUnsuitableError(
+                f"the memory {self._url.shown} has tables of version {version}, and this is for"
+                f" {VERSION}: run `audit migrate`, or use the release that fits"
+            )
+        if newest is not None and newest >= next_turn:
+            raise MemoryUnsuitableError(
+                "the memory holds rows of another database cluster, so new ones would be stored"
+                " before them: run `audit migrate`"
+            )
+        if "off" in (fsync, whole_pages) or (committing == "off" and not self._url.durable):
+            raise MemoryUnsuitableError(
+                "the memory server may lose rows that it has taken: set fsync, full_page_writes"
+                " and synchronous_commit to on"
+            )
+
+    @contextmanager
+    def _errors_of_ours(self, doubt: Sequence[bool] = (False,)) -> Iterator[None]:
+        try:
+            yield
+        except MemoryUnsuitableError:
+            raise
+        except (psycopg.Error, OSError) as error:
+            raise MemoryUnavailableError(
+                f"memory {self._url.shown} did not answer as it should: {_told(error)}",
+                maybe_stored=doubt[0],
+            ) from error
+
+
+def _told(error: Exception) -> str:
+    """The first line: behind it libpq repeats statements, and what was in them."""
+    return str(error).strip().partition("\n")[0]
+
+
+def _microseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1_000_000))

@@ -1,0 +1,116 @@
+"""The tables of a SQL memory as its queries name them, and how a row becomes a line of them.
+
+``postgres.sql`` and ``sqlite.sql`` say what they are; both have the same names.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Table, Text
+
+from audit.row import AuditRow
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_ESCAPED: Final = re.compile(r"\\(.)")
+_METADATA: Final = MetaData()
+
+ROWS: Final = Table(
+    "audit_rows",
+    _METADATA,
+    Column("turn", BigInteger),
+    Column("minor", BigInteger),
+    Column("tenant_id", Text),
+    Column("request_id", Text),
+    Column("slot", Integer),
+    Column("moment", BigInteger),
+    Column("kind", Text),
+    Column("skill_id", Text),
+    Column("outcome", Text),
+    Column("caller_persona", Text),
+    Column("trace_id", Text),
+    Column("task_id", Text),
+    Column("stored", LargeBinary),
+)
+INVOCATIONS: Final = Table(
+    "audit_invocations",
+    _METADATA,
+    Column("tenant_id", Text),
+    Column("request_id", Text),
+    Column("state", Text),
+    Column("turn", BigInteger),
+    Column("minor", BigInteger),
+)
+LOGS: Final = Table(
+    "audit_logs",
+    _METADATA,
+    Column("tenant_id", Text),
+    Column("sealed", LargeBinary),
+    Column("sealed_position", Text),
+    Column("trimmed", Text),
+    Column("last_position", Text),
+)
+DEATHS: Final = Table(
+    "audit_deaths",
+    _METADATA,
+    Column("tenant_id", Text),
+    Column("message", Text),
+    Column("deaths", BigInteger),
+)
+LEASES: Final = Table(
+    "audit_leases",
+    _METADATA,
+    Column("worker", Text),
+    Column("until", BigInteger),
+    Column("seen", BigInteger),
+)
+LEADERS: Final = Table(
+    "audit_leaders",
+    _METADATA,
+    Column("role", Text),
+    Column("holder", Text),
+    Column("until", BigInteger),
+)
+
+
+def written(text: str) -> str:
+    """``text`` as a column holds it: no database takes a NUL in a text."""
+    return text.replace("\\", "\\\\").replace("\0", "\\0")
+
+
+def read(text: str) -> str:
+    """What :func:`written` was given."""
+    return _ESCAPED.sub(lambda found: "\0" if found[1] == "0" else found[1], text)
+
+
+def columns_of(row: AuditRow) -> tuple[int | str | None, ...]:
+    """What stands in the columns from ``moment`` to ``task_id``; ``None`` for what is no text."""
+    payload = row.payload
+    texts = (
+        row.kind,
+        payload.get("skill_id"),
+        payload.get("outcome"),
+        payload.get("caller_persona"),
+        payload.get("trace_id"),
+        row.meta.get("task_id"),
+    )
+    return _moment(row.ts), *(written(t) if isinstance(t, str) else None for t in texts)
+
+
+def microseconds(moment: datetime) -> int:
+    """Since 1970, rounded down."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def moment_of(number: int) -> datetime:
+    """The moment of so many microseconds since 1970, in UTC."""
+    return _EPOCH + timedelta(microseconds=number)
+
+
+def _moment(ts: Any) -> int | None:
+    try:
+        return microseconds(datetime.fromisoformat(ts))
+    except (ValueError, TypeError):
+        return None

