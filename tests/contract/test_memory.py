@@ -68,7 +68,7 @@ FORK = multiprocessing.get_context("fork")
 MANY = 1203
 
 
-SHARED = ["redis-tcp", "redis-socket"]
+SHARED = ["redis-tcp", "redis-socket", "postgres", "sqlite"]
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +87,19 @@ def server(kept: EmbeddedServer) -> EmbeddedServer:
     return kept
 
 
+def url_of(request: pytest.FixtureRequest) -> str:
+    """The URL of the backend that a fixture is asked for."""
+    if request.param in ("postgres", "sqlite"):
+        found: str = request.getfixturevalue(f"{request.param}_url")
+        return found
+    server = request.getfixturevalue("server")
+    return {"redis-tcp": server.url, "redis-socket": server.socket_url}[request.param]
+
+
 @pytest.fixture(params=SHARED)
 def url(request: pytest.FixtureRequest) -> str:
     """The URL of a fresh, empty memory, for every backend that several processes can use."""
-    server = request.getfixturevalue("server")
-    return {"redis-tcp": server.url, "redis-socket": server.socket_url}[request.param]
+    return url_of(request)
 
 
 @pytest.fixture
@@ -109,8 +117,7 @@ def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
         yield memory
         check_every_row(memory)
         return
-    server = request.getfixturevalue("server")
-    with checked_memory(server.url if request.param == "redis-tcp" else server.socket_url) as made:
+    with checked_memory(url_of(request)) as made:
         yield made
 
 

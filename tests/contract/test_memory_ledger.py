@@ -44,11 +44,16 @@ VKEY = "ledger.example+9d2a2b1c+AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAh"
 WRITERS = 8
 
 
-@pytest.fixture(params=["redis", "in-memory"])
+@pytest.fixture(params=["redis", "postgres", "sqlite", "in-memory"])
 def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
     """A fresh, empty memory, for every backend there is. Half of an invocation may be trimmed."""
     if request.param == "in-memory":
         yield InMemory()
+        return
+    if request.param != "redis":
+        made = open_memory(request.getfixturevalue(f"{request.param}_url"), timeout=10)
+        yield made
+        made.close()
         return
     with EmbeddedServer() as server, checked_memory(server.url) as made:
         yield made

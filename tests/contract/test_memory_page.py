@@ -27,13 +27,14 @@ from tests.support import (
 )
 
 
-@pytest.fixture(params=["redis", "in-memory"])
+@pytest.fixture(params=["redis", "postgres", "sqlite", "in-memory"])
 def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
     """A fresh, empty memory, for every backend there is."""
     if request.param == "in-memory":
         yield InMemory()
         return
-    made = open_memory(request.getfixturevalue("empty_url"), timeout=30)
+    url = "empty_url" if request.param == "redis" else f"{request.param}_url"
+    made = open_memory(request.getfixturevalue(url), timeout=30)
     yield made
     made.close()
 

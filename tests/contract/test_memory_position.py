@@ -16,11 +16,15 @@ from tests.support import TENANT, checked_memory, wait_until
 OTHER_TENANT = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 
 
-@pytest.fixture(params=["redis", "in-memory"])
+@pytest.fixture(params=["redis", "postgres", "sqlite", "in-memory"])
 def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
     """A fresh, empty memory, for every backend there is."""
     if request.param == "in-memory":
         yield InMemory()
+        return
+    if request.param != "redis":
+        with checked_memory(request.getfixturevalue(f"{request.param}_url")) as made:
+            yield made
         return
     with EmbeddedServer() as server, checked_memory(server.url) as made:
         yield made

@@ -31,7 +31,7 @@ OTHER_TENANT = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 ONCE = Once(token="message-1", seconds=1000)
 
 
-@pytest.fixture(params=["redis", "in-memory"])
+@pytest.fixture(params=["redis", "postgres", "sqlite", "in-memory"])
 def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
     """A fresh, empty memory, for every backend there is."""
     if request.param == "in-memory":
@@ -39,7 +39,11 @@ def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
         yield memory
         check_every_row(memory)
         return
-    with checked_memory(request.getfixturevalue("server").url) as made:
+    if request.param == "redis":
+        url = request.getfixturevalue("server").url
+    else:
+        url = request.getfixturevalue(f"{request.param}_url")
+    with checked_memory(url) as made:
         yield made
 
 
