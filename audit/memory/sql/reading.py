@@ -43,6 +43,7 @@ from audit.row import AuditRow
 PAGE: Final = 1_000
 #: How far the clocks of writers and server may differ without a time range losing rows.
 SKEW: Final = timedelta(hours=1)
+_GREATEST: Final = 2**63 - 1
 
 _PLACE: Final = tuple_(ROWS.c.turn, ROWS.c.minor)
 _NEWEST: Final = (ROWS.c.turn.desc(), ROWS.c.minor.desc())
@@ -336,6 +337,8 @@ def _behind(found: Any) -> ColumnElement[bool]:
 
 
 def _at(turn: int, minor: int) -> Any:
+    # A cursor may come from a memory whose positions are larger than any here.
+    turn, minor = min(turn, _GREATEST), min(minor, _GREATEST)
     return tuple_(literal(turn, ROWS.c.turn.type), literal(minor, ROWS.c.minor.type))
 
 

@@ -70,7 +70,7 @@ class SqliteMemory(SqlMemory):
 
     def check(self) -> None:
         with self._errors_of_ours():
-            self._connection()
+            self._connection(self._deadline())
 
     def close(self) -> None:
         connection = getattr(self._local, "connection", None)
@@ -138,16 +138,22 @@ class SqliteMemory(SqlMemory):
 
     def _ask(self, query: Any) -> Sequence[Any]:
         compiled = query.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
+        deadline = self._deadline()
         with self._errors_of_ours():
-            return self._connection().execute(str(compiled), compiled.params).fetchall()
+            connection = self._connection(deadline)
+            return self._patiently(
+                lambda: connection.execute(str(compiled), compiled.params).fetchall(), deadline
+            )
 
     def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Do ``work`` as the one writer, in a transaction; nothing of it stays where it fails."""
-        with self._errors_of_ours():
-            connection = self._connection()
-            self._begin(connection)
+        deadline, doubt = self._deadline(), [False]
+        with self._errors_of_ours(doubt):
+            connection = self._connection(deadline)
+            self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"), deadline)
             try:
                 done = work(connection)
+                doubt[0] = True
                 connection.execute("COMMIT")
             except BaseException:
                 # A signal may have struck anywhere: another connection knows nothing of this one.
@@ -155,36 +161,36 @@ class SqliteMemory(SqlMemory):
                 raise
             return done
 
-    def _begin(self, connection: sqlite3.Connection) -> None:
-        deadline = time.monotonic() + self._timeout
+    def _patiently(self, step: Callable[[], _T], deadline: float) -> _T:
+        """Do ``step`` again while others are in its way."""
         while True:
             try:
-                connection.execute("BEGIN IMMEDIATE")
-                return
+                return step()
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-                    raise
-                if time.monotonic() >= deadline:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() >= deadline:
                     raise
             self._pause(random.uniform(*RETRY))  # noqa: S311
 
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout
+
     # --- connections --------------------------------------------------------------------------
 
-    def _connection(self) -> sqlite3.Connection:
+    def _connection(self, deadline: float) -> sqlite3.Connection:
         """This thread's own, of this process."""
         local = self._local
         if getattr(local, "connection", None) is None or local.owner != os.getpid():
-            local.connection, local.owner = self._connect(), os.getpid()
+            local.connection, local.owner = self._connect(deadline), os.getpid()
         made: sqlite3.Connection = local.connection
         return made
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, deadline: float) -> sqlite3.Connection:
         made = sqlite3.connect(self._path, timeout=0, isolation_level=None)
         try:
             made.row_factory = _named
             made.create_function("audit_now", 0, _now)
-            made.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
-            self._prepare(made)
+            self._patiently(lambda: self._prepare(made), deadline)
         except BaseException:
             made.close()
             raise
@@ -192,21 +198,12 @@ class SqliteMemory(SqlMemory):
 
     def _prepare(self, made: sqlite3.Connection) -> None:
         """The tables are made where there are none: a file of its own has no other owner."""
-        deadline = time.monotonic() + self._timeout
-        while True:
-            try:
-                if made.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-                    raise MemoryUnsuitableError(
-                        f"the file system of {self._path} lets SQLite keep no WAL: use a local disk"
-                    )
-                self._judge(made)
-                return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-                    raise
-                if time.monotonic() >= deadline:
-                    raise
-            self._pause(random.uniform(*RETRY))  # noqa: S311
+        made.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
+        if made.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise MemoryUnsuitableError(
+                f"the file system of {self._path} lets SQLite keep no WAL: use a local disk"
+            )
+        self._judge(made)
 
     def _judge(self, made: sqlite3.Connection) -> None:
         application = made.execute("PRAGMA application_id").fetchone()[0]
@@ -236,12 +233,13 @@ class SqliteMemory(SqlMemory):
             raise
 
     @contextmanager
-    def _errors_of_ours(self) -> Iterator[None]:
+    def _errors_of_ours(self, doubt: Sequence[bool] = (False,)) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
             raise MemoryUnavailableError(
-                f"memory {self._path} did not answer as it should: {error}", maybe_stored=True
+                f"memory {self._path} did not answer as it should: {error}",
+                maybe_stored=doubt[0],
             ) from error
 
 
