@@ -97,6 +97,7 @@ class HotRetention:
         before = self._before(tenant_id)
         if before is None:
             return 0
+        self._memory.trimmed(tenant_id)  # raises where the mark is none: trimming would hide that
         sealed, after = _Sealed(self._archive, tenant_id), None
         trimmed = undecided = 0
         while page := self._memory.entries(tenant_id, after, PAGE):

@@ -140,6 +140,7 @@ class TenantSealer:
     def _last_sealed(self, opened: Open) -> str | None:
         """Where the last sealed row stands, after everything that is known of it was compared."""
         last = self._memory.sealed_position(self._tenant_id)
+        self._memory.trimmed(self._tenant_id)  # raises where the mark is none, needed or not
         try:
             if not opened.edge.size:
                 self._check_beginning(last)

@@ -32,8 +32,10 @@ def order_of(position: str) -> tuple[int, int]:
     Raises:
         ValueError: that is no position.
     """
+    if _POSITION.fullmatch(position) is None:
+        raise ValueError("that is no position")
     major, _, minor = position.partition("-")
     place = int(major), int(minor or 0)
-    if _POSITION.fullmatch(position) is None or max(place) > _MOST:
+    if max(place) > _MOST:
         raise ValueError("that is no position")
     return place
