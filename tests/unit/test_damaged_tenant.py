@@ -11,6 +11,8 @@ import pytest
 
 from audit.board.standing import ProofState, proof_of
 from audit.breaker import Breaker
+from audit.doctor.check import Level, Probe, examine
+from audit.doctor.store import leases
 from audit.errors import MemoryDamagedError
 from audit.keeper import Keeper
 from audit.memory.base import Entry, Stored
@@ -184,3 +186,10 @@ def test_a_page_of_a_row_says_that_nobody_knows_what_is_sealed(
     memory.emit(started(make_identity()))
     memory.swap_sealed(TENANT, None, b"note", position)
     assert proof_of(memory, list(memory.rows()), configured=True) is ProofState.UNKNOWN
+
+
+def test_the_doctor_says_what_to_put_back(memory: Damaged) -> None:
+    """And does not send anybody to start a memory that runs."""
+    (found,) = examine([Probe(name="leases", look=lambda: leases(memory, LEASE), advice="start")])
+    assert (found.level, TENANT in found.seen) == (Level.BAD, True)
+    assert "put back" in found.advice
