@@ -16,6 +16,7 @@ from audit.ledger.finding import META, Kind, Source, Verdict
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.retention import HotRetention
 from audit.ledger.sealer import TENANTS
+from audit.ledger.tiles import encode_entries
 from audit.memory import AuditMemory, open_memory
 from audit.row import NIL_TENANT
 from audit.testing import InMemory
@@ -29,6 +30,7 @@ from tests.sealing import (
     make,
     meta_of,
     seal,
+    two_tenants,
 )
 from tests.support import TENANT
 
@@ -113,15 +115,25 @@ def test_one_tenants_key_stops_no_other(
 def test_a_replaced_key_is_found_in_a_memory_alone(
     memory: AuditMemory, client: redis.Redis, tmp_path: Path, key: str
 ) -> None:
-    """And one of a tenant of which nothing was ever sealed."""
+    """Whatever key the ledger reads it is."""
     seal(memory, tmp_path)
     replace(client, f"{{{TENANT}}}:{key}", None)
     found = {(f.kind, f.source, f.tenant) for f in check(memory, None).findings()}
     assert found == {(Kind.MALFORMED, Source.MEMORY, TENANT)}
-    if key in ("rows", "sealed"):
-        client.delete("audit:{" + TENANT + "}:sealed_position")
-        found = {(f.kind, f.tenant) for f in check(memory, tmp_path / "none").findings()}
-        assert (Kind.MALFORMED, TENANT) in found
+
+
+@pytest.mark.parametrize("secret", [KEYS.secret, None])
+@pytest.mark.parametrize("key", ["rows", "sealed"])
+def test_a_replaced_key_is_found_where_nothing_was_sealed_yet(
+    server: EmbeddedServer, client: redis.Redis, tmp_path: Path, key: str, secret: bytes | None
+) -> None:
+    """The other tenant's rows are counted as unsealed ones."""
+    with closing(open_memory(server.url, timeout=10)) as memory:
+        fill(memory, 4, 6)
+        replace(client, f"{{{TENANT}}}:{key}", None)
+        report = check(memory, tmp_path, secret=secret)
+    assert (Kind.MALFORMED, TENANT) in {(f.kind, f.tenant) for f in report.findings()}
+    assert {log.tenant: log.unsealed for log in report.logs} == {NEIGHBOUR: 4, TENANT: None}
 
 
 @pytest.mark.parametrize("value", [None, b"\xff"])
@@ -212,3 +224,19 @@ def test_the_alarm_of_hot_retention_on_damage_is_sev_1(
     HotRetention(memory, LedgerFolder(tmp_path), seconds=0)._watch()
     (alarm,) = caplog.records
     assert alarm.severity == "sev-1"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("line", ["abc", "99999999999999999999-0"])
+def test_a_line_of_positions_that_is_none_is_asked_of_no_memory(tmp_path: Path, line: str) -> None:
+    """Whose an edited row was is then not looked up; what is wrong is found all the same."""
+    memory = two_tenants(tmp_path)
+    log = LedgerFolder(tmp_path).log(log_of(TENANT))
+    stored = [entry.stored for entry in memory.entries(TENANT, None, 10)]
+    edited = encode_entries([*stored[:5], b"no row", *stored[6:]])
+    (log.root / "tile/entries/000.p/10").write_bytes(edited)
+    lines = log.last_positions(10, 10)
+    (log.root / "positions/000.p/10").write_text("\n".join([*lines[:4], line, *lines[5:]]) + "\n")
+    assert {(f.kind, f.index) for f in check(memory, tmp_path).findings()} >= {
+        (Kind.EDITED, 5),
+        (Kind.MALFORMED, 0),
+    }

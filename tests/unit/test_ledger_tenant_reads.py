@@ -110,6 +110,21 @@ def test_where_nothing_answers_no_tenant_is_at_fault(memory: Silent, name: str) 
         asking(memory, name)()
 
 
+def test_a_memory_that_goes_down_between_two_tries_accuses_nobody() -> None:
+    """It answered when it was asked after the first, and does not after the second."""
+
+    class Going(Silent):
+        def check(self) -> None:
+            super().check()
+            self.down = True
+
+    memory = Going()
+    memory.silent = 1
+    with pytest.raises(MemoryUnavailableError, match="down") as raised:
+        TenantReads(memory).trimmed(TENANT)
+    assert not isinstance(raised.value, MemoryDamagedError)
+
+
 def test_damage_that_the_memory_tells_is_not_asked_for_twice() -> None:
     """It is certain."""
 
