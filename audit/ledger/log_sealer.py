@@ -33,8 +33,8 @@ from audit.ledger.keys import LedgerKeys
 from audit.ledger.log import LogFolder
 from audit.ledger.merkle import root
 from audit.ledger.note import Note
+from audit.ledger.tenant_reads import SealingMemory
 from audit.ledger.tiles import new_tiles
-from audit.memory.base import AuditMemory
 
 #: Entries of one checkpoint at most.
 MOST: Final = 10_000
@@ -67,7 +67,7 @@ class LogSealer:
 
     def __init__(
         self,
-        memory: AuditMemory,
+        memory: SealingMemory,
         log: LogFolder,
         *,
         role: str,

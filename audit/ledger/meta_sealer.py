@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 
-from audit.errors import LedgerDamagedError, TileError
+from audit.errors import LedgerDamagedError, MemoryDamagedError, TileError
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.log_sealer import MOST, LogSealer
-from audit.memory.base import AuditMemory
+from audit.ledger.tenant_reads import SealingMemory
 
 
 class MetaSealer:
@@ -32,7 +32,7 @@ class MetaSealer:
         meta: its meta log.
     """
 
-    def __init__(self, memory: AuditMemory, folder: LedgerFolder, meta: LogSealer) -> None:
+    def __init__(self, memory: SealingMemory, folder: LedgerFolder, meta: LogSealer) -> None:
         self._memory = memory
         self._folder = folder
         self._meta = meta
@@ -117,7 +117,14 @@ class MetaSealer:
         if any(log.checkpoint() is not None or log.gathered() is not None for log in logs):
             return True
         known = {*tenants, *folder.tenants().values()}
-        return any(self._memory.sealed(tenant_id) is not None for tenant_id in sorted(known))
+        return any(self._is_sealed(tenant_id) for tenant_id in sorted(known))
+
+    def _is_sealed(self, tenant_id: str) -> bool:
+        """Whether the memory has a checkpoint; what is none is that tenant's fault alone."""
+        try:
+            return self._memory.sealed(tenant_id) is not None
+        except MemoryDamagedError:
+            return False
 
     def _gone(self) -> LedgerDamagedError:
         return self._damaged("has no checkpoint, but was there before any log was sealed")

@@ -18,8 +18,9 @@ from audit.errors import LedgerDamagedError
 from audit.ledger.leftovers import check_leftovers
 from audit.ledger.log_sealer import MOST, LogSealer, Open
 from audit.ledger.merkle import leaf_hash
+from audit.ledger.tenant_reads import SealingMemory
 from audit.ledger.tiles import MAX_ENTRY, WIDTH, tile_of
-from audit.memory.base import AuditMemory, Entry, order_of
+from audit.memory.base import Entry, order_of
 
 #: Rows read in one go; the memory serves nobody else meanwhile (0.06 ms with rows of 573 bytes).
 _PAGE: Final = 250
@@ -72,7 +73,7 @@ class TenantSealer:
     """
 
     def __init__(
-        self, memory: AuditMemory, tenant_id: str, log: LogSealer, *, most: int = MOST
+        self, memory: SealingMemory, tenant_id: str, log: LogSealer, *, most: int = MOST
     ) -> None:
         self._memory = memory
         self._tenant_id = tenant_id
@@ -99,6 +100,7 @@ class TenantSealer:
         Raises:
             LedgerDamagedError: the log is not as it was left, nor is what the memory has of it.
             LedgerError: somebody else seals, or the folder cannot be used.
+            MemoryDamagedError: the memory answers, and not for this tenant.
             AuditMemoryError: the memory did not answer.
         """
         opened = self._log.open()
@@ -138,6 +140,7 @@ class TenantSealer:
     def _last_sealed(self, opened: Open) -> str | None:
         """Where the last sealed row stands, after everything that is known of it was compared."""
         last = self._memory.sealed_position(self._tenant_id)
+        self._memory.trimmed(self._tenant_id)  # raises where the mark is none, needed or not
         try:
             if not opened.edge.size:
                 self._check_beginning(last)
