@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 from audit.errors import (
     CheckpointError,
@@ -27,6 +26,7 @@ from audit.errors import (
     TileConflictError,
     TileError,
 )
+from audit.ledger.checkpoint import MOST as MOST
 from audit.ledger.checkpoint import Checkpoint, open_checkpoint
 from audit.ledger.edge import Edge, Growth
 from audit.ledger.keys import LedgerKeys
@@ -35,9 +35,6 @@ from audit.ledger.merkle import root
 from audit.ledger.note import Note
 from audit.ledger.tenant_reads import SealingMemory
 from audit.ledger.tiles import new_tiles
-
-#: Entries of one checkpoint at most.
-MOST: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)

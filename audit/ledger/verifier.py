@@ -24,6 +24,7 @@ from audit.ledger.memory_check import unsealed
 from audit.ledger.overdue import with_overdue
 from audit.ledger.sources import KnownLogs, Sources, cosigned, given, meta_is_known, state_of
 from audit.ledger.tenant_reads import ReadMemory, TenantReads
+from audit.ledger.traces import of_meta, of_tenant
 from audit.ledger.unlisted import with_unlisted
 from audit.ledger.waiting import Waiting
 
@@ -60,7 +61,7 @@ class _Verification:
         """The meta log's first, then each log's."""
         meta = self._meta()
         self._evidence.sort()
-        logs = self._known.logs(self._evidence.newest)
+        logs = self._known.logs([*self._evidence.newest, *self._evidence.beyond])
         self._refuse_what_is_not_checked(logs)
         found = [
             self._log(log, tenant)
@@ -69,6 +70,7 @@ class _Verification:
         self._refuse_what_was_not_held(found)
         if self._sources.ledger is not None and not self._has_meta:
             meta = self._meta_of(found)
+        meta = self._with_traces(meta)
         yield from [meta] if meta is not None else []
         yield from found
         yield from self._unsealed_tenants()
@@ -84,6 +86,9 @@ class _Verification:
         if not trusted or any(f.kind is Kind.DIVERGENT for f in report.findings):
             self._evidence.close()  # it proves nothing about the others
             self._evidence = Evidence()
+        elif self._sources.ledger is not None:
+            meta = self._sources.ledger / META
+            self._evidence.look_beyond(meta, self._meta_size, self._sources.trust)
         found = tuple(replace(finding, tenant=None) for finding in report.findings)
         return replace(report, tenant=None, findings=found) if found or report.sealed else None
 
@@ -116,6 +121,14 @@ class _Verification:
         text = "logs are sealed, but there is no meta log, in which their checkpoints have to be"
         gone = Finding(kind=Kind.MISSING, source=Source.META, log=META, text=text)
         return LogReport(log=META, tenant=None, findings=(gone,))
+
+    def _with_traces(self, meta: LogReport | None) -> LogReport | None:
+        """With what tells that the meta log was taken back; after all that may grow meanwhile."""
+        found = () if meta is not None and meta.findings else tuple(of_meta(self._sources))
+        if not found:
+            return meta
+        meta = meta or LogReport(log=META, tenant=None)
+        return replace(meta, findings=(*meta.findings, *found))
 
     def _refuse_what_is_not_checked(self, logs: Collection[str]) -> None:
         named = {log_of(raw) for raw in self._sources.given}
@@ -161,6 +174,8 @@ class _Verification:
                 break
             self._evidence.sort()  # what was read of it is wanted once more
             before, report = now, self._log_once(self._sources, log, tenant)
+        if not report.findings and self._has_meta:  # else there is more to tell than traces do
+            return replace(report, findings=tuple(of_tenant(self._sources, log, tenant)))
         return report
 
     def _log_once(self, sources: Sources, log: str, tenant: str | None) -> LogReport:
@@ -169,6 +184,7 @@ class _Verification:
             meta = sources.ledger / META
             claimed = self._evidence.claim(log, meta, self._meta_size, sources.trust)
             further += [claimed] if claimed else []
+            further += [self._evidence.beyond[log]] if log in self._evidence.beyond else []
         report, _ = check_log(
             sources, log, tenant, Source.LEDGER, further, lambda chunk: None, self._evidence
         )
