@@ -20,6 +20,9 @@ from tests.integration.flower import LOGIN, SHIPPED, Flower
 from tests.integration.stack import Stack, Worker, caller, running_stack
 from tests.support import make_identity, refused, wait_until
 
+#: A browser on a busy machine.
+pytestmark = pytest.mark.timeout(300)
+
 DOOMED = "doomed"
 PHONE = 360
 

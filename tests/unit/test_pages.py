@@ -180,6 +180,14 @@ def test_numbers_have_their_units() -> None:
         "4.2 ms",
         "1,234 ms",
     ]
+    emits = (None, 0.99, 0, -0.1, 1, 4.25, -1, -3000)
+    assert [show.emit(one) for one in emits] == [
+        "-",
+        *["under 1 ms"] * 3,
+        "1 ms",
+        "4.2 ms",
+        *["the clocks differ"] * 2,
+    ]
     assert (show.plural(1, "entry", "entries"), show.plural(2, "filter")) == (
         "1 entry",
         "2 filters",

@@ -1,10 +1,12 @@
-/* Keeps the page as new as the memory: every two seconds the part that changes is read again.
-   Focus, scrolling and opened details stay; nothing is asked while nobody looks. */
+/* Keeps the page as new as the memory: every two seconds the part that changes is read again, more
+   rarely where that takes long. Focus, scrolling and opened details stay; nothing is asked while
+   nobody looks. */
 (function () {
   "use strict";
 
   var EVERY = 2000;
   var PATIENCE = 15000;
+  var REST = 4;
   var part = document.getElementById("audit-part");
   var state = document.getElementById("audit-state");
   var pause = document.getElementById("audit-pause");
@@ -120,9 +122,10 @@
     }
     var own = round;
     timer = window.setTimeout(async function () {
+      var began = performance.now();
       await once();
       if (own === round) {
-        plan(EVERY);
+        plan(Math.max(EVERY, REST * (performance.now() - began)));
       }
     }, wait);
   }
