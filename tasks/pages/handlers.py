@@ -144,7 +144,14 @@ class ListPage(AuditPage):
             self.set_status(400)
         else:
             view = await self._read(filters)
-        self.show("audit_list.html", top="audit_form.html", view=view, filters=filters, all=FIELDS)
+        self.show(
+            "audit_list.html",
+            top="audit_form.html",
+            view=view,
+            filters=filters,
+            older=bool(self.asked("cursor")),
+            all=FIELDS,
+        )
 
     async def _read(self, filters: Filters) -> Any:
         cursor = self.asked("cursor") or None

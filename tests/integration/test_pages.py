@@ -182,6 +182,7 @@ def test_the_older_link_keeps_the_filters(place: Place) -> None:
         path = html.unescape(found[1]) if found else ""
         assert not path or ("skill=many.rows" in path and f"tenant={tenant}" in path)
     assert pages == 3
+    assert f'id="audit-newest" href="/audit/list?skill=many.rows&amp;tenant={tenant}"' in seen
     assert all(identity.request_id in seen for identity in pairs)
     assert place.ids["closed"] not in seen
 

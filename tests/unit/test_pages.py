@@ -287,7 +287,7 @@ def test_markup_in_rows_is_escaped_in_every_part(memory: InMemory, clock: FakeCl
     view = invocation(memory, SCRIPT, clock.now(), ledger=False)
     parts = [
         render_overview(memory, clock.now()),
-        render("audit_list.html", view=listing(memory, RowFilter()), filters=Filters()),
+        render("audit_list.html", view=listing(memory, RowFilter()), filters=Filters(), older=True),
         render("audit_invocation.html", view=view, trace=SCRIPT, trace_link=None, further=None),
         render("audit_form.html", filters=read(since=SCRIPT, skill=SCRIPT), all=FIELDS),
         render("audit_error.html", status=404, text=SCRIPT),
