@@ -107,7 +107,7 @@ class RedisPages:
         rows, count = Keys(self._prefix, read.tenant_id).rows, str(read.count)
         if read.below is None:
             return ("XREVRANGE", rows, "+", oldest, "COUNT", count)
-        return ("EVAL", _BELOW, "1", rows, _maximum(read.below), oldest, count)
+        return ("EVAL_RO", _BELOW, "1", rows, _maximum(read.below), oldest, count)
 
     def _trimmed(self, tenants: Sequence[str], oldest: str) -> bool:
         keys = [Keys(self._prefix, tenant) for tenant in tenants]

@@ -207,6 +207,15 @@ def test_flower_asks_for_a_password_and_changes_nothing(services: dict[str, Any]
     assert not any("secret" in word for word in flower["command"])
 
 
+def test_flower_knows_of_the_ledger_and_cannot_reach_it(services: dict[str, Any]) -> None:
+    """Its pages are told that there is one, and get neither its keys nor its folder, nor any."""
+    flower = services["flower"]
+    assert {"AUDIT_LEDGER_DIR", "AUDIT_TRACE_URL"} <= set(flower["environment"])
+    assert "AUDIT_LEDGER_KEYS" not in flower["environment"]
+    assert not flower.get("volumes")
+    assert flower["read_only"] is True
+
+
 def test_flower_knows_the_options_it_is_given(services: dict[str, Any]) -> None:
     """Each option exists in the installed Flower, which ignores a misspelt one silently."""
     given = [

@@ -27,6 +27,8 @@ GIVEN = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
     "AUDIT_GATEWAY_TOKENS": json.dumps(TOKENS),
     "AUDIT_GATEWAY_KEYS": json.dumps(KEYS),
+    "AUDIT_LEDGER_DIR": "/var/lib/skill-ledger",
+    "AUDIT_TRACE_URL": "https://traces.example/{trace_id}",
 }
 
 
@@ -137,10 +139,23 @@ def test_the_keeper_counts_it_for_prometheus(host: Host) -> None:
 
 
 def test_flower_shows_its_pages_to_whoever_has_the_password(host: Host) -> None:
-    """401 without the password of the environment, 200 with it."""
+    """401 without the password of the environment, 200 with it; the audit's pages likewise."""
     login = base64.b64encode(b"auditor:flowersecret").decode()
-    assert host.ask("flower", "/workers")[0] == 401
-    assert host.ask("flower", "/workers", Authorization=f"Basic {login}")[0] == 200
+    for path in ("/workers", "/audit", "/audit/list", "/audit/static/audit.js"):
+        assert host.ask("flower", path)[0] == 401
+        assert host.ask("flower", path, Authorization=f"Basic {login}")[0] == 200
+
+
+def test_the_audit_s_pages_show_what_ran(host: Host) -> None:
+    """The page of an invocation has its trace's link, and says that the ledger has it not yet."""
+    host.call()
+    login = base64.b64encode(b"auditor:flowersecret").decode()
+    row = host.rows()[-1]
+    path = f"/audit/invocation/{row.request_id}"
+    status, page = host.ask("flower", path, Authorization=f"Basic {login}")
+    assert status == 200
+    assert f'href="https://traces.example/{row.payload["trace_id"]}"' in page.decode()
+    assert ">waiting<" in page.decode()
 
 
 def test_no_password_is_in_a_command_line(host: Host) -> None:
