@@ -157,6 +157,8 @@ class RedisMemory(AuditMemory):
         return self._pages.open_page(tenant_id, most)
 
     def stored_at(self, row: AuditRow) -> datetime:
+        if row.position is None:
+            raise ValueError("this row comes from no memory")
         return moment_of(_place(row)[0])
 
     def follow(self, wanted: RowFilter, *, poll: float = 0.2) -> Iterator[AuditRow | None]:
