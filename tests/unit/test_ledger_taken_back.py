@@ -126,8 +126,7 @@ def world(tmp_path: Path) -> World:
 # --- what is left, and tells ----------------------------------------------------------------------
 
 
-def keep_all(world: World) -> None:
-    pass
+def keep_all(world: World) -> None: ...
 
 
 def own_hint(world: World) -> None:
@@ -295,6 +294,18 @@ def test_the_sealer_gathers_nothing_into_a_meta_log_that_was_taken_back(
     assert [alarm.__dict__["severity"] for alarm in alarms] == ["sev-1"]
 
 
+@pytest.mark.parametrize("left", [own_hint, hint_of_another])
+def test_a_round_that_is_cut_short_finds_it_too(
+    left: Callable[[World], None], world: World
+) -> None:
+    """Whichever log is served: all hints are read before anything is sealed."""
+    world.take_back(TENANT, META)
+    left(world)
+    did = make(world.memory, world.root).round(lambda: False)
+    assert did is not None
+    assert isinstance(did.faults[META], LedgerDamagedError)
+
+
 def test_a_keeper_knows_how_far_it_has_gathered(world: World) -> None:
     """Without any hint, for as long as it runs."""
     sealer = make(world.memory, world.root)
@@ -364,22 +375,25 @@ def test_a_copy_in_the_documented_order_is_right(world: World, tmp_path: Path) -
         assert check(None, copy, secret=secret).verdict is Verdict.RIGHT
 
 
-def test_a_sealer_at_work_is_no_finding(world: World) -> None:
-    """However often it goes on between two looks at the memory."""
-    sealed, sealer, left = world.memory.sealed, make(world.memory, world.root), iter(range(200))
-    busy: list[bool] = []
+@pytest.mark.parametrize("tries", [3, 99])
+def test_a_sealer_at_work_is_no_finding(tries: int, world: World) -> None:
+    """However often it goes on behind a look at the memory."""
+    sealed, sealer, left = world.memory.sealed, make(world.memory, world.root), [0]
 
     def meanwhile(role: str) -> bytes | None:
-        if not busy and next(left, None) is not None:
-            busy.append(True)
+        note = sealed(role)
+        if left[0]:
+            after, left[0] = left[0] - 1, 0
             world.memory.counts[TENANT] += 1
             world.memory.counts[OTHER] += 1
-            sealer.round()
-            busy.clear()
-        return sealed(role)
+            assert sealer.round()
+            left[0] = after
+        return note
 
     world.memory.sealed = meanwhile  # type: ignore[method-assign]
-    for _ in range(5):
-        assert traces(world.memory, world.root) == []
-    for _ in range(3):
-        assert check(world.memory, world.root).verdict is Verdict.RIGHT
+    of = sources(world.memory, world.root)
+    for look in (of_meta(of), of_tenant(of, LOG, TENANT)):
+        left[0] = tries
+        assert list(look) == []
+    left[0] = 0
+    assert check(world.memory, world.root).verdict is Verdict.RIGHT
