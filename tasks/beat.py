@@ -98,9 +98,17 @@ class TickingScheduler:
 
 
 class SkillScheduler(TickingScheduler, PersistentScheduler):
-    """The scheduler of a skill host, unless ``beat_scheduler`` names another one."""
+    """The scheduler of a skill host, unless ``beat_scheduler`` names another one.
+
+    What it has sent is in its file at once, unless ``beat_sync_every`` says otherwise: Celery's own
+    writes every three minutes, and sends all those ticks again when it was killed.
+    """
 
     Entry = SkillEntry
+
+    def __init__(self, app: Any, *args: Any, **rest: Any) -> None:
+        rest.setdefault("sync_every_tasks", app.conf.beat_sync_every or 1)
+        super().__init__(app, *args, **rest)
 
 
 # --- due times ----------------------------------------------------------------------------------
