@@ -26,7 +26,7 @@ from audit.errors import (
 from tasks.gateway_arguments import MalformedBodyError
 from tasks.gateway_calls import Calls, Outcome, State
 from tasks.gateway_links import StatusLinks, Ticket
-from tasks.gateway_problem import Fault, Problem
+from tasks.gateway_problem import Fault, Problem, report
 from tasks.gateway_threads import BusyError, Threads, UnansweredError, Waits
 from tasks.gateway_tokens import Token
 from tasks.task import SkillTask
@@ -131,6 +131,9 @@ class Desk:
             raise _bad_arguments(error) from None
         except InvalidInvocationContext as error:
             raise Problem(Fault.NOT_ALLOWED, str(error)) from None
+        except Exception as error:
+            report(error)
+            raise published.problem(Fault.INTERNAL, f"the gateway failed; {_UNKNOWN}") from None
         return published
 
     def _published(self, skill: SkillTask, context: InvocationContext, base: str) -> Published:

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -21,9 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from audit.context import TRACE_HEADER, TRACE_STATE_HEADER
-from tasks.gateway_problem import Fault, Problem
-
-logger: Final = logging.getLogger("audit")
+from tasks.gateway_problem import Fault, Problem, report
 
 _W3C: Final = TraceContextTextMapPropagator()
 _ACCESS_LOG: Final = "uvicorn.access"
@@ -57,8 +54,7 @@ class GatewayMiddleware:
         try:
             await self._app(scope, receive, answer)
         except Exception as error:
-            lines = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("the gateway failed with %s\n%s", type(error).__name__, lines)
+            report(error)
             if answer.begun:
                 return
             problem = Problem(Fault.INTERNAL, "the gateway failed; its log says more")

@@ -15,8 +15,10 @@ from inspect import Parameter
 from typing import Any, Final
 
 from audit.canonical import SURPLUS_KEY
+from audit.errors import AuditError
 from tasks.gateway_problem import STATUS, Fault
 from tasks.gateway_request import HUMAN, PERSONA, TENANT
+from tasks.refusal import REFUSALS
 from tasks.task import SkillTask
 
 _PLAIN: Final[Mapping[Any, dict[str, Any]]] = {
@@ -74,7 +76,7 @@ def _operation(name: str, skill: SkillTask) -> dict[str, Any]:
         "responses": {
             "200": _result(skill),
             "202": _content("application/json", "Invocation", "Published; Location has its link"),
-            **_problems(_OF_A_CALL),
+            **_problems(_OF_A_CALL, _REFUSED),
         },
     }
 
@@ -187,12 +189,15 @@ def _content(kind: str, schema: str, description: str) -> dict[str, Any]:
     return {"description": description, "content": {kind: {"schema": reference}}}
 
 
-def _problems(faults: Iterable[Fault]) -> dict[str, Any]:
-    statuses = sorted({STATUS[fault] for fault in faults})
+def _problems(faults: Iterable[Fault], others: Iterable[int] = ()) -> dict[str, Any]:
+    statuses = sorted({STATUS[fault] for fault in faults} | {*others})
     return {str(status): {"$ref": "#/components/responses/Problem"} for status in statuses}
 
 
 _OF_A_CALL: Final = frozenset(Fault) - {Fault.UNKNOWN_INVOCATION, Fault.METHOD_NOT_ALLOWED}
+
+#: What a call is answered with that the worker refused.
+_REFUSED: Final = tuple(kind.http_status for kind in REFUSALS if issubclass(kind, AuditError))
 
 
 def _header(name: str, description: str, *, required: bool) -> dict[str, Any]:

@@ -9,8 +9,10 @@ import pytest
 from jsonschema import Draft202012Validator
 from kombu.utils.json import dumps
 
+from audit.errors import AuditError
 from tasks import SkillHost
 from tasks.gateway_openapi import document, schema_of
+from tasks.refusal import REFUSALS
 
 if TYPE_CHECKING:
     from somewhere import Else  # type: ignore[import-not-found]
@@ -71,3 +73,15 @@ def test_what_may_be_left_out_is_not_required(hint: Any, required: list[str]) ->
     assert schema["required"] == required
     assert schema["properties"]["item"] == {"type": "string"}
     assert schema["properties"]["pieces"] == {"type": "integer"}
+
+
+def test_every_refusal_of_a_worker_is_an_answer_of_a_call() -> None:
+    """The document names each status that a refused call can have."""
+    app = SkillHost("refused")
+
+    @app.skill("a.b", version="1")
+    def body(x: int) -> int: ...
+
+    answers = document({"a.b": app.tasks["a.b"]})["paths"]["/v1/skills/a.b"]["post"]["responses"]
+    statuses = {str(kind.http_status) for kind in REFUSALS if issubclass(kind, AuditError)}
+    assert {"400", "403", "409"} <= statuses <= answers.keys()
