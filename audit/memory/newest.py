@@ -62,6 +62,11 @@ class Cursor:
     def behind(cls, tenant_id: str, position: str) -> Self:
         return cls(*order_of(position), tenant_id)
 
+    @classmethod
+    def above(cls, major: int) -> Self:
+        """Before all tenants' entries whose position begins with ``major`` or less."""
+        return cls(max(0, major + 1), 0, "~")
+
     def __str__(self) -> str:
         return f"{self.position}/{self.tenant_id}"
 

@@ -105,6 +105,16 @@ class Paging(ABC):
         """
 
     @abstractmethod
+    def cursor_at(self, moment: datetime) -> str:
+        """The cursor of the page that begins with the newest entry stored by ``moment``.
+
+        By the store's clock, which may differ from that of whoever wrote a row.
+
+        Args:
+            moment: aware.
+        """
+
+    @abstractmethod
     def open_page(self, tenant_id: str | None, most: int) -> Open:
         """The ``most`` invocations that are open longest, to the millisecond, of one tenant or all.
 

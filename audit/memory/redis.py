@@ -41,7 +41,7 @@ from audit.memory.base import (
     order_of,
 )
 from audit.memory.connection import Command, Line, Lines
-from audit.memory.newest import moment_of
+from audit.memory.newest import Cursor, moment_of
 from audit.memory.page import LOOK, Open, Page
 from audit.memory.redis_form import LAST_PLACE, number_in, places_in, refuse, row_in, started_in
 from audit.memory.redis_keys import Keys, command_of
@@ -152,6 +152,9 @@ class RedisMemory(AuditMemory):
         self, wanted: RowFilter, *, most: int = 100, look: int = LOOK, cursor: str | None = None
     ) -> Page:
         return self._pages.page(wanted, most, look, cursor)
+
+    def cursor_at(self, moment: datetime) -> str:
+        return str(Cursor.above(int(moment.timestamp() * 1000)))
 
     def open_page(self, tenant_id: str | None, most: int) -> Open:
         return self._pages.open_page(tenant_id, most)
