@@ -33,7 +33,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from audit import metrics
 from audit.errors import AuditError, MemoryUnsuitableError, SettingsError
 from audit.memory.base import AuditMemory
-from audit.telemetry import FLUSH_MILLIS, meters, pushes, pushing_reader, resource_of
+from audit.telemetry import end, meters, pushes, pushing_reader, resource_of
 
 logger: Final = logging.getLogger("audit")
 
@@ -82,8 +82,7 @@ class Exporting:
 
     def __exit__(self, *raised: object) -> None:
         if self._provider is not None:
-            self._provider.force_flush(FLUSH_MILLIS)
-            self._provider.shutdown()
+            end([self._provider])
             metrics.bind(api.NoOpMeterProvider())
 
     def text(self) -> bytes:
