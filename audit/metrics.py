@@ -188,6 +188,12 @@ def closed_from_outside(payload: Mapping[str, object]) -> None:
     )
 
 
+def abandoned(payload: Mapping[str, object]) -> None:
+    """A row has closed an invocation whose process was gone; at once, whatever ends the sweep."""
+    closed_from_outside(payload)
+    _instruments.add("skill_abandoned_total", 1)
+
+
 def skill_late(skill_id: str) -> None:
     """A completion came after its invocation had been closed; that was counted already."""
     _instruments.add("skill_invoked_late_total", 1, skill_id=skill_id)
@@ -217,9 +223,7 @@ def leads(yes: bool) -> None:
         _gauges.leads_no_more()
 
 
-def swept(
-    *, running: int, oldest_seconds: float, closed: int, orphans: Mapping[str, Orphans]
-) -> None:
+def swept(*, running: int, oldest_seconds: float, orphans: Mapping[str, Orphans]) -> None:
     """The reconciler looked once; ``orphans`` by tenant."""
     _gauges.put(
         skill_running=running,
@@ -229,8 +233,6 @@ def swept(
     _gauges.put_tenants("skill_orphaned", {t: seen.count for t, seen in orphans.items()})
     _gauges.put_tenants("skill_orphaned_seconds", {t: seen.seconds for t, seen in orphans.items()})
     _gauges.swept()
-    if closed:
-        _instruments.add("skill_abandoned_total", closed)
 
 
 def arrived(tenant_id: str, kinds: Mapping[str, int]) -> None:

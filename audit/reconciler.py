@@ -215,7 +215,7 @@ class Reconciler:
         )
         if self._memory.emit(row) is not Stored.NEW:
             return None
-        metrics.closed_from_outside(row.payload)
+        metrics.abandoned(row.payload)
         logger.error(
             "invocation %s of %s was abandoned by worker %s and is closed",
             row.request_id,

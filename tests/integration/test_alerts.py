@@ -166,7 +166,7 @@ def say_all() -> None:
     metrics.emit_took("start", 1.5)
     metrics.leads(True)
     seen = metrics.Orphans(count=1, seconds=3.5)
-    metrics.swept(running=1, oldest_seconds=4.0, closed=1, orphans={TENANT: seen})
+    metrics.swept(running=1, oldest_seconds=4.0, orphans={TENANT: seen})
     metrics.arrived(TENANT, {"skill.invoked_started": 2})
     metrics.balance({TENANT: 2}, behind=False)
     metrics.spooled(0, 0)

@@ -140,7 +140,7 @@ def test_who_leads_no_more_tells_no_old_story() -> None:
     with Exporting("k", scraped=True) as exporting:
         metrics.leads(True)
         seen = metrics.Orphans(count=1, seconds=99.0)
-        metrics.swept(running=1, oldest_seconds=99, closed=0, orphans={"t": seen})
+        metrics.swept(running=1, oldest_seconds=99, orphans={"t": seen})
         text = exporting.text().decode()
         assert 'skill_orphaned_seconds{tenant_id="t"} 99.0' in text
         assert "skill_keeper_late_seconds " in text
