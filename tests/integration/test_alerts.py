@@ -30,6 +30,13 @@ SLOW: Final = {
     BUCKET % "+Inf": "0+100x200",
 }
 
+#: Children that export once, at their end: each series is there with all it will ever say.
+SHORT_LIVED: Final = {
+    f'{(BUCKET % bound)[:-1]}, instance="child-{number}"}}': f"{'_ ' * 6 * number}{value}x60"
+    for number in range(20)
+    for bound, value in (("50", 90), ("100", 100), ("+Inf", 100))
+}
+
 #: Alarm, when it is looked at, the series (a value every 10 s), whether it fires.
 CASES: Final[list[tuple[str, str, dict[str, str], bool]]] = [
     ("SkillAuditEmitFailed", "3m", {FAILED % "w": "0x9 1x20"}, True),
@@ -68,6 +75,13 @@ CASES: Final[list[tuple[str, str, dict[str, str], bool]]] = [
     ("SkillAbandoned", "3m", {"skill_abandoned_total": "0x9 1x20"}, True),
     ("SkillAbandoned", "20m", {"skill_abandoned_total": "1x200"}, False),
     ("SkillEmitSlow", "20m", SLOW, True),
+    ("SkillEmitSlow", "20m", SHORT_LIVED, True),
+    (
+        "SkillEmitSlow",
+        "20m",
+        {BUCKET % "50": "90x200", BUCKET % "+Inf": "100x200"},
+        False,
+    ),  # of old
     ("SkillEmitSlow", "20m", {BUCKET % "50": "0+96x200", BUCKET % "+Inf": "0+100x200"}, False),
     ("SkillKeeperLate", "2m", {"skill_keeper_late_seconds": "0+10x20"}, True),
     ("SkillKeeperLate", "2m", {"skill_keeper_leads": "0x20"}, True),  # nobody leads
