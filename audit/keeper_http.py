@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -113,7 +113,9 @@ class Proof:
         with self._one_at_a_time:
             now = self._clock()
             if self._known is None or now - self._known[0] >= PROOF_SECONDS:
-                self._known = (now, self._tried())
+                verdict = self._tried()
+                # From its end on: whoever waited for it takes it, else each would wait in turn.
+                self._known = (self._clock(), verdict)
             return self._known[1]
 
     def _tried(self) -> str:
@@ -185,6 +187,22 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "skill-host"
     sys_version = ""
 
+    def setup(self) -> None:
+        # The timeout alone bounds each read: who sends byte after byte would hold a place for ever.
+        self._too_late = threading.Timer(CLIENT_SECONDS, self._hang_up, [self.request])
+        self._too_late.daemon = True
+        self._too_late.start()
+        super().setup()
+
+    def finish(self) -> None:
+        self._too_late.cancel()
+        super().finish()
+
+    @staticmethod
+    def _hang_up(client: socket.socket) -> None:
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
     def do_GET(self) -> None:
         self._answer(body=True)
 
@@ -192,6 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, *, body: bool) -> None:
+        self._too_late.cancel()
         try:
             status, text = self.server.pages.answer(self.path)
         except Exception:  # a mistake of ours must be seen by whoever asks, and end nobody
