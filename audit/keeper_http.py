@@ -59,11 +59,12 @@ class Exporting:
     """Counts while it is entered: for whoever scrapes, and over OTLP where that is set up.
 
     Args:
-        keeper: the id of this keeper.
+        who: the id of this keeper, or whoever else counts.
         scraped: whether :meth:`text` will be asked for.
+        role: what this process is, see :func:`audit.telemetry.resource_of`.
     """
 
-    def __init__(self, keeper: str, *, scraped: bool) -> None:
+    def __init__(self, who: str, *, scraped: bool, role: str = "keeper") -> None:
         self._registry = CollectorRegistry()
         readers: list[MetricReader] = []
         if scraped:
@@ -72,7 +73,7 @@ class Exporting:
             )
         if pushes("METRICS"):
             readers.append(pushing_reader())
-        self._provider = meters(readers, resource_of("keeper", keeper)) if readers else None
+        self._provider = meters(readers, resource_of(role, who)) if readers else None
         self._one_at_a_time = threading.Lock()
 
     def __enter__(self) -> Self:

@@ -59,6 +59,7 @@ _GAUGES: Final = {
     "skill_ledger_last_seal_timestamp_seconds": "When the sealer last sealed all it saw, Unix time",
     "skill_ledger_unsealed_rows": "Rows seen and not sealed, counted up to 1,000 a tenant",
     "skill_ledger_faults": "Logs that cannot be sealed (sev-1)",
+    "skill_ledger_findings": "Findings of an audit verify that has just ended (sev-1)",
 }
 #: How late the keeper that leads is, by its own monotonic clock; asked for whenever it is exported.
 _LATE: Final = "skill_keeper_late_seconds"
@@ -266,6 +267,11 @@ def sealed(*, rows: int, waiting: int, faults: int) -> None:
         _gauges.put(skill_ledger_last_seal_timestamp_seconds=time.time())
     if rows:
         _instruments.add("skill_ledger_sealed_rows_total", rows)
+
+
+def verified(*, findings: int) -> None:
+    """The ledger was verified once."""
+    _gauges.put(skill_ledger_findings=findings)
 
 
 def seal_failed() -> None:

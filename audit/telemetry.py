@@ -44,7 +44,7 @@ def resource_of(role: str, worker: str, environ: Mapping[str, str] = os.environ)
     """Who this process is: no two processes share an instance id.
 
     Args:
-        role: ``"worker"``, ``"child"`` or ``"keeper"``.
+        role: ``"worker"``, ``"child"``, ``"keeper"`` or ``"verifier"``.
         worker: the id of the worker it belongs to, or of the keeper.
     """
     named = "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")

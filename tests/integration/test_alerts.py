@@ -47,6 +47,8 @@ CASES: Final[list[tuple[str, str, dict[str, str], bool]]] = [
     ("SkillAuditEmitFailed", "20m", {FAILED % "w": "0x200"}, False),
     ("SkillLedgerFault", "1m", {"skill_ledger_faults": "0 1x10"}, True),
     ("SkillLedgerFault", "1m", {"skill_ledger_faults": "0x10"}, False),
+    ("SkillLedgerFinding", "1m", {"skill_ledger_findings": "2x10"}, True),
+    ("SkillLedgerFinding", "1m", {"skill_ledger_findings": "0x10"}, False),
     ("SkillOrphaned", "1m", {f"skill_orphaned_seconds{{{TENANTS}}}": "0+10x10"}, True),
     ("SkillOrphaned", "1m", {f"skill_orphaned_seconds{{{TENANTS}}}": "29x10"}, False),
     (
@@ -186,6 +188,7 @@ def say_all() -> None:
     metrics.spooled(0, 0)
     metrics.witnessed(failing=0)
     metrics.sealed(rows=1, waiting=0, faults=0)
+    metrics.verified(findings=0)
 
 
 def asked_for(expressions: list[str]) -> set[str]:
