@@ -15,7 +15,10 @@ from uuid import UUID
 
 import click
 
+from audit import metrics
 from audit.errors import CheckpointError, NoteKeyError
+from audit.invocation import new_request_id
+from audit.keeper_http import Exporting
 from audit.ledger.claims import Trust
 from audit.ledger.finding import Finding, LogReport, Report, Verdict
 from audit.ledger.keys import LedgerKeys
@@ -86,7 +89,8 @@ def verify(
     folder alone is checked, unless --memory names a memory, too.
 
     Exit status: 0 all is right and of each log something was checked, 1 a finding, or a log with
-    sealed rows of which nothing was checked, or nothing to check, 2 wrong usage.
+    sealed rows of which nothing was checked, or nothing to check, 2 wrong usage. Over OTLP, where
+    that is set up, it tells how many findings there are.
 
     \b
     Example:
@@ -115,6 +119,8 @@ def verify(
         )
     except CheckpointError as error:
         raise click.BadParameter(clean(str(error)), param_hint="'--from-checkpoint'") from error
+    with Exporting(new_request_id(), scraped=False, role="verifier"):
+        metrics.verified(findings=_sum(report)["findings"])
     for line in _json_lines(report) if as_json else _lines(report):
         echo(line)
     ctx.exit(0 if report.verdict is Verdict.RIGHT else 1)

@@ -100,6 +100,7 @@ class Keeper:
         self._reconciler = Reconciler(memory, lease_seconds=lease_seconds, clock=clock)
         self._tail = Tail(memory, seconds=self.interval / 4, clock=clock)
         self._looked: float | None = None
+        self._led_until: float | None = None
 
     @property
     def interval(self) -> float:
@@ -142,11 +143,10 @@ class Keeper:
         self._outage = None
         replayed = self._guarded("replaying", self._replay) or 0
         try:
-            leads = self._memory.lead(ROLE, self._holder, self._lease_seconds)
+            leads = self._lead()
         except AuditMemoryError:
             self._reconciler.forget()
             raise
-        metrics.leads(leads)
         sweep = self._guarded("reconciling", self._reconciler.sweep) if leads else None
         if not leads or self._outage is not None:
             self._reconciler.forget()
@@ -158,6 +158,20 @@ class Keeper:
         if self._outage is not None:
             raise self._outage
         return Round(leads=leads, replayed=replayed, sweep=sweep, sealed=sealed)
+
+    def _lead(self) -> bool:
+        """Whether this keeper leads; where nobody tells, it does for as long as its lease lasts."""
+        began = self._clock()
+        try:
+            leads = self._memory.lead(ROLE, self._holder, self._lease_seconds)
+        except AuditMemoryError:
+            if self._led_until is not None and self._clock() >= self._led_until:
+                self._led_until = None
+                metrics.leads(False)  # another may lead by now: what this one knew is an old story
+            raise
+        self._led_until = began + self._lease_seconds if leads else None
+        metrics.leads(leads)
+        return leads
 
     def _guarded(self, name: str, work: Callable[[], _Done]) -> _Done | None:
         """What that work gives; ``None`` where it raised, which stops nothing else."""
@@ -214,6 +228,9 @@ class Keeper:
             self._seal_fault = str(error)
             metrics.seal_failed()
             return None
+        except Exception:
+            metrics.seal_failed()  # who watches the gauge must not take it for sound
+            raise
         self._seal_fault = ""
         if sealed is not None:
             metrics.sealed(rows=sealed.rows, waiting=sealed.waiting, faults=len(sealed.faults))
@@ -226,7 +243,6 @@ class Keeper:
             metrics.swept(
                 running=sweep.running,
                 oldest_seconds=sweep.oldest_seconds,
-                closed=len(sweep.closed),
                 orphans=sweep.orphans,
             )
 

@@ -237,19 +237,24 @@ def read_page(
 
 
 def row_of(entry: Entry) -> AuditRow | None:
-    """The row that an entry is; ``None``: it is none.
-
-    What a reader relies on is asked for here: ids that are text, and an aware time.
-    """
+    """The row that an entry is; ``None``: it is none that is sound."""
     if entry.foreign:
         return None
     try:
         row = AuditRow.from_bytes(entry.stored, entry.position)
-        aware = datetime.fromisoformat(row.ts).tzinfo is not None
-    except (RowError, ValueError, TypeError):
+    except RowError:
         return None
+    return row if is_sound(row) else None
+
+
+def is_sound(row: AuditRow) -> bool:
+    """Whether a row has what a reader relies on: ids that are text, and an aware time."""
+    try:
+        aware = datetime.fromisoformat(row.ts).tzinfo is not None
+    except (ValueError, TypeError):
+        return False
     ids = (row.payload.get("request_id"), row.payload.get("tenant_id"))
-    return row if aware and all(isinstance(found, str) for found in ids) else None
+    return aware and all(isinstance(found, str) for found in ids)
 
 
 def moment_of(milliseconds: int) -> datetime:

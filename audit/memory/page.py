@@ -66,10 +66,12 @@ class Open:
     Attributes:
         rows: their started rows, oldest first. One that is no row is left out.
         total: how many are open in all.
+        damaged: what stands in the place of the started rows that were left out.
     """
 
     rows: tuple[AuditRow, ...]
     total: int
+    damaged: tuple[Damaged, ...] = ()
 
 
 class Paging(ABC):

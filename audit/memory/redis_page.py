@@ -25,7 +25,7 @@ from audit.memory.newest import (
     read_page,
     row_of,
 )
-from audit.memory.page import Open, Page
+from audit.memory.page import Damaged, Open, Page
 from audit.memory.redis_form import places_in, position_in, started_in
 from audit.memory.redis_keys import Keys
 from audit.memory.redis_seal import entry_of
@@ -90,8 +90,13 @@ class RedisPages:
         )
         # Of another tenant, none is among the oldest: each of these has an older one.
         counted = [Keys(self._prefix, tenant) for _, tenant in ages[:most]]
-        rows = self._started(self._oldest_open(counted, most))
-        return Open(rows=tuple(sorted(rows, key=_place)), total=sum(totals))
+        found = list(self._started(self._oldest_open(counted, most)))
+        rows = [row for _, entry in found if (row := row_of(entry)) is not None]
+        return Open(
+            rows=tuple(sorted(rows, key=_place)),
+            total=sum(totals),
+            damaged=tuple(Damaged(t, e.position) for t, e in found if row_of(e) is None),
+        )
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -166,8 +171,8 @@ class RedisPages:
         ]
         return [(Keys(self._prefix, t), request_id) for _, t, request_id in sorted(found)[:most]]
 
-    def _started(self, invocations: Sequence[tuple[Keys, bytes]]) -> list[AuditRow]:
-        """Their started rows. An invocation that has ended meanwhile is open no longer."""
+    def _started(self, invocations: Sequence[tuple[Keys, bytes]]) -> Iterator[Found]:
+        """Where they start. An invocation that has ended meanwhile is open no longer."""
         commands = [("HGET", keys.requests, request_id) for keys, request_id in invocations]
         states = self._ask(commands) if commands else ()
         places = [
@@ -175,8 +180,7 @@ class RedisPages:
             for (keys, _), state in zip(invocations, states, strict=True)
             if state is not None and state[:1] == b"o"
         ]
-        rows = (row_of(entry) for _, entry in self._at(places))
-        return [row for row in rows if row is not None]
+        return self._at(places)
 
 
 def first_position(wanted: RowFilter) -> str:

@@ -20,6 +20,7 @@ from audit.errors import MemoryDamagedError
 from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
 from audit.ledger.text import encode_base64
 from audit.row import timestamp
+from tests.integration.otlp import OtlpSink
 from tests.ledger_writer import (
     META,
     PREFIX,
@@ -99,6 +100,20 @@ def test_a_finding_says_where(ledger: PlainLedger) -> None:
     assert told[-1] == {
         "type": "verdict", "verdict": "wrong", "checked": 82, "unsealed": 4, "findings": 1,
     }  # fmt: skip
+
+
+def test_findings_are_told_over_otlp(ledger: PlainLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many, for the sev-1 alarm; a sound ledger tells a zero."""
+    with OtlpSink() as sink:
+        for name, value in sink.environ.items():
+            monkeypatch.setenv(name, value)
+        run(ledger)
+        rows = ledger.memory.rows[TENANTS[0]]
+        rows[7] = PlainEntry("8-0", rows[7].stored.replace(b'"attempt":0', b'"attempt":1'))
+        run(ledger)
+        told = [point.as_int for _, point in sink._points("skill_ledger_findings")]
+        assert sorted(set(told)) == [0, 1]
+        assert {who["skill.host.role"] for who in sink.resources()} == {"verifier"}
 
 
 def test_one_tenant_is_checked_alone(ledger: PlainLedger) -> None:

@@ -61,11 +61,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.board.*",),
     ("audit.doctor.*", "audit.top"),
     ("audit.terminal", "audit.cli_options"),
-    ("audit.cli_ledger", "audit.cli_compare", "audit.cli_verify", "audit.cli_evidence"),
+    ("audit.cli_ledger", "audit.cli_compare", "audit.cli_evidence"),
     ("audit.keeper_http",),
     (
         "audit.cli_keeper",
         "audit.cli_retention",
+        "audit.cli_verify",
         "audit.cli_duplicates",
         "audit.cli_doctor",
         "audit.cli_top",
