@@ -201,10 +201,25 @@ def test_flower_asks_for_a_password_and_changes_nothing(services: dict[str, Any]
     flower = services["flower"]
     assert "--conf=/srv/flowerconfig.py" in flower["command"]
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert re.search(r"^WORKDIR /srv\n#.*\nCOPY flowerconfig.py ./$", dockerfile, re.MULTILINE)
+    # Readable to the image's user also out of a tree that was checked out under umask 077.
+    copied = r"^WORKDIR /srv\n#.*\nCOPY --chmod=0644 flowerconfig.py ./$"
+    assert re.search(copied, dockerfile, re.MULTILINE)
     assert flower["environment"]["FLOWER_BASIC_AUTH"] == "auditor:flowersecret"
     assert "FLOWER_UNAUTHENTICATED_API" not in flower["environment"]
     assert not any("secret" in word for word in flower["command"])
+
+
+def test_the_pages_know_of_the_ledger_and_hold_no_key_of_it() -> None:
+    """Flower is told that there is a ledger, and where traces are; its keys are the keeper's."""
+    given = {
+        "AUDIT_LEDGER_DIR": "/var/lib/skill-ledger",
+        "AUDIT_LEDGER_KEYS": "keys of the ledger",
+        "AUDIT_TRACE_URL": "https://traces.invalid/{trace_id}",
+    }
+    services = resolved(SECRETS | given)["services"]
+    told = services["flower"]["environment"]
+    assert {name: told.get(name) for name in given} == given | {"AUDIT_LEDGER_KEYS": None}
+    assert [n for n in HOST if "AUDIT_LEDGER_KEYS" in services[n]["environment"]] == ["keeper"]
 
 
 def test_flower_knows_the_options_it_is_given(services: dict[str, Any]) -> None:
