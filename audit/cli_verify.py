@@ -213,7 +213,7 @@ def _sum(report: Report) -> dict[str, Any]:
     return {
         "verdict": report.verdict,
         "checked": sum(log.checked for log in report.logs),
-        "unsealed": sum(log.unsealed for log in report.logs),
+        "unsealed": sum(log.unsealed or 0 for log in report.logs),
         "findings": sum(len(log.findings) for log in report.logs),
     }
 
@@ -223,7 +223,7 @@ def _of_log(log: LogReport) -> str:
     facts = [
         f"sealed {log.sealed:,}, checked {log.checked:,}",
         f"cosigned {log.cosigned:,}",
-        f"unsealed {log.unsealed:,}",
+        "unsealed unknown" if log.unsealed is None else f"unsealed {log.unsealed:,}",
         log.pruned and f"pruned {log.pruned:,}",
         log.trimmed and f"trimmed from the memory {log.trimmed:,}",
     ]

@@ -7,7 +7,7 @@ memory, and of two who seal one comes second, which the memory decides.
 What is guaranteed: replaying, reconciling, sealing and the other duties do not stop each other.
 Whatever one of them raises, be it a row that nobody can read or a mistake of ours, is an alarm
 (sev-1, once for as long as it lasts), and the round goes on with the next. An outage of the memory
-alone is no alarm of any of them.
+alone is no alarm of any of them; what the memory keeps of one tenant and cannot be read is.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from audit.errors import (
     AuditError,
     AuditMemoryError,
     LedgerError,
+    MemoryDamagedError,
     RowRefusedError,
     SpoolError,
 )
@@ -112,6 +113,8 @@ class Keeper:
         while not stop.is_set():
             try:
                 did = self.round()
+            except MemoryDamagedError as error:
+                self._alarm("a round", error)
             except AuditMemoryError as error:
                 if not failing:
                     logger.error("the keeper waits for the memory: %s", error)
@@ -161,7 +164,8 @@ class Keeper:
         try:
             done = work()
         except Exception as error:
-            if isinstance(error, AuditMemoryError) and not isinstance(error, RowRefusedError):
+            alarming = RowRefusedError, MemoryDamagedError
+            if isinstance(error, AuditMemoryError) and not isinstance(error, alarming):
                 self._outage = error
             else:
                 self._alarm(name, error)
@@ -199,6 +203,8 @@ class Keeper:
         try:
             # Who is abandoned must be seen in time, however much waits.
             sealed = self._sealer.round(lambda: self._clock() - began < self.interval)
+        except MemoryDamagedError:
+            raise
         except AuditMemoryError as error:
             logger.error("the ledger waits for the memory: %s", error)
             return None

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from audit import metrics
-from audit.errors import RowError, RowRefusedError
+from audit.errors import MemoryDamagedError, RowError, RowRefusedError
 from audit.memory.base import AuditMemory, Stored
 from audit.metrics import Orphans
 from audit.row import AuditRow, Ending, Identity, Reason, skill_invoked_completed, timestamp
@@ -79,6 +79,7 @@ class Reconciler:
         # nothing is ever condemned must be heard of.
         self._orphaned_since: dict[str, float] = {}
         self._last_look: float | None = None
+        self._told: dict[str, str] = {}
 
     @property
     def patience(self) -> float:
@@ -106,7 +107,7 @@ class Reconciler:
     # --- inside -------------------------------------------------------------------------------
 
     def _sweep(self) -> Sweep:
-        running = list(self._memory.running())
+        running = self._running()
         condemned = self._observe({_worker(row) for row in running})
         closed = [
             row
@@ -121,6 +122,20 @@ class Reconciler:
             suspects=len(self._absent_since) - len(condemned),
             orphans=self._orphans(running, {row.request_id for row in closed}),
         )
+
+    def _running(self) -> list[AuditRow]:
+        """What is open of each tenant; one whose keys are damaged keeps no other's open."""
+        running, faults = list[AuditRow](), dict[str, str]()
+        for tenant_id in self._memory.tenants():
+            try:
+                running += self._memory.running(tenant_id)
+            except MemoryDamagedError as error:
+                faults[tenant_id] = str(error)
+        for tenant_id, text in faults.items():
+            if self._told.get(tenant_id) != text:  # each once, for as long as it lasts
+                logger.critical("nothing is closed: %s", text, extra={"severity": "sev-1"})
+        self._told = faults
+        return running
 
     def _orphans(self, running: Iterable[AuditRow], closed: set[str]) -> dict[str, Orphans]:
         now, found = self._clock(), dict[str, Orphans]()
@@ -150,7 +165,7 @@ class Reconciler:
         """One row that cannot be read must not keep all others open."""
         try:
             return self._close(started)
-        except (RowError, RowRefusedError, KeyError) as error:
+        except (RowError, RowRefusedError, MemoryDamagedError, KeyError) as error:
             logger.critical(
                 "an open invocation at %s cannot be closed: %r",
                 started.position,

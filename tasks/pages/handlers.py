@@ -1,6 +1,6 @@
 """The pages' handlers: who may see them, what they read, which page an answer becomes.
 
-Every page but the static files is behind Flower's login and answers GET and HEAD alone. What is
+Every address, static files too, is behind Flower's login and answers GET and HEAD alone. What is
 read is bounded, whatever the history. With ``?part=1`` the part alone is sent that changes.
 """
 
@@ -20,7 +20,7 @@ from tornado.web import HTTPError, StaticFileHandler, authenticated
 from audit.board.invocation import invocation
 from audit.board.listing import listing
 from audit.board.overview import overview
-from audit.errors import AuditError, AuditMemoryError, MemoryUrlError
+from audit.errors import AuditError, MemoryUnavailableError
 from audit.memory.base import AuditMemory
 from audit.memory.page import LOOK
 from audit.table import clean
@@ -65,7 +65,7 @@ class AuditPage(BaseHandler):
             await self.answer(*names)
         except AuditError as error:
             _logger.warning("an audit page could not be read: %s", clean(str(error)))
-            self.show_error(503, _DOWN if _is_outage(error) else clean(str(error)))
+            self.show_error(503, _said(error))
 
     head = get
 
@@ -144,7 +144,14 @@ class ListPage(AuditPage):
             self.set_status(400)
         else:
             view = await self._read(filters)
-        self.show("audit_list.html", top="audit_form.html", view=view, filters=filters, all=FIELDS)
+        self.show(
+            "audit_list.html",
+            top="audit_form.html",
+            view=view,
+            filters=filters,
+            older=bool(self.asked("cursor")),
+            all=FIELDS,
+        )
 
     async def _read(self, filters: Filters) -> Any:
         cursor = self.asked("cursor") or None
@@ -190,8 +197,25 @@ class TaskLink(AuditPage):
         self.redirect(self.reverse_url("audit-list") + filters.query())
 
 
-def _is_outage(error: AuditError) -> bool:
-    return isinstance(error, AuditMemoryError) and not isinstance(error, MemoryUrlError)
+class AuditFile(StaticFileHandler, BaseHandler):
+    """``/audit/static/...``: script and style, for whoever may see a page."""
+
+    SUPPORTED_METHODS = ("GET", "HEAD")
+
+    @authenticated
+    async def get(  # type: ignore[override]  # the decorator's type is wider
+        self, path: str, include_body: bool = True
+    ) -> None:
+        await super().get(path, include_body)
+
+    def set_extra_headers(self, path: str) -> None:
+        """Ask whether it is still the same: an upgrade brings script and page together."""
+        self.set_header("Cache-Control", "no-cache")
+
+
+def _said(error: AuditError) -> str:
+    """What somebody reads of it. How the memory is reached is for nobody's eyes."""
+    return _DOWN if isinstance(error, MemoryUnavailableError) else clean(str(error))
 
 
 def page_addresses() -> list[URLSpec]:
@@ -201,5 +225,5 @@ def page_addresses() -> list[URLSpec]:
         URLSpec(r"/audit/list", ListPage, name="audit-list"),
         URLSpec(r"/audit/invocation/(.+)", InvocationPage, name="audit-invocation"),
         URLSpec(r"/audit/task/(.+)", TaskLink, name="audit-task"),
-        URLSpec(r"/audit/static/(.+)", StaticFileHandler, {"path": _STATIC}, name="audit-static"),
+        URLSpec(r"/audit/static/(.+)", AuditFile, {"path": _STATIC}, name="audit-static"),
     ]

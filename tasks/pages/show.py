@@ -62,6 +62,13 @@ def milliseconds(value: float | None) -> str:
     return f"{value:,.{digits}f} ms"
 
 
+def emit(value: float | None) -> str:
+    """How long an emit took, by two clocks, of which the store's knows whole milliseconds alone."""
+    if value is not None and value < 1:
+        return "under 1 ms" if value > -1 else "the clocks differ"
+    return milliseconds(value)
+
+
 def duration(line: InvocationLine) -> str:
     """How long an invocation took; where nobody measured it, that it is a bound."""
     if line.duration_ms is None:

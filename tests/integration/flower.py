@@ -6,6 +6,7 @@ import base64
 import http.client
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,11 @@ class Flower:
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait(20)
+
+
+def start_flower(stack: Stack, directory: Path, **environ: str) -> Flower:
+    """With the shipped configuration and a login, once it listens."""
+    shutil.copy(SHIPPED, directory)
+    flower = Flower(stack, directory, FLOWER_BASIC_AUTH=LOGIN, **environ)
+    flower.port()
+    return flower

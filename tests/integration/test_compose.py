@@ -209,17 +209,13 @@ def test_flower_asks_for_a_password_and_changes_nothing(services: dict[str, Any]
     assert not any("secret" in word for word in flower["command"])
 
 
-def test_the_pages_know_of_the_ledger_and_hold_no_key_of_it() -> None:
-    """Flower is told that there is a ledger, and where traces are; its keys are the keeper's."""
-    given = {
-        "AUDIT_LEDGER_DIR": "/var/lib/skill-ledger",
-        "AUDIT_LEDGER_KEYS": "keys of the ledger",
-        "AUDIT_TRACE_URL": "https://traces.invalid/{trace_id}",
-    }
-    services = resolved(SECRETS | given)["services"]
-    told = services["flower"]["environment"]
-    assert {name: told.get(name) for name in given} == given | {"AUDIT_LEDGER_KEYS": None}
-    assert [n for n in HOST if "AUDIT_LEDGER_KEYS" in services[n]["environment"]] == ["keeper"]
+def test_flower_knows_of_the_ledger_and_cannot_reach_it(services: dict[str, Any]) -> None:
+    """Its pages are told that there is one, and get neither its keys nor its folder, nor any."""
+    flower = services["flower"]
+    assert {"AUDIT_LEDGER_DIR", "AUDIT_TRACE_URL"} <= set(flower["environment"])
+    assert "AUDIT_LEDGER_KEYS" not in flower["environment"]
+    assert not flower.get("volumes")
+    assert flower["read_only"] is True
 
 
 def test_flower_knows_the_options_it_is_given(services: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from audit.ledger.keys import LedgerKeys
+from audit.memory import open_memory
 from audit.row import COMPLETED, STARTED, AuditRow
 from tests.integration.composed import HOST, SECRETS, SERVERS, Machine, resolved
 from tests.integration.gateway import KEYS, TOKEN, TOKENS
@@ -25,15 +25,13 @@ from tests.integration.otlp import OtlpSink
 from tests.support import TENANT, checked_memory, require, wait_until
 
 SKILL = "obs.queue-depth"
-ORIGIN = "skill-host.invalid"
 GIVEN = {
     **SECRETS,
     "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
-    "AUDIT_LEDGER_DIR": "/var/lib/skill-ledger",
-    "AUDIT_LEDGER_ORIGIN": ORIGIN,
-    "AUDIT_LEDGER_KEYS": LedgerKeys.generate(ORIGIN).to_text(),
     "AUDIT_GATEWAY_TOKENS": json.dumps(TOKENS),
     "AUDIT_GATEWAY_KEYS": json.dumps(KEYS),
+    "AUDIT_LEDGER_DIR": "/var/lib/skill-ledger",
+    "AUDIT_TRACE_URL": "https://traces.example/{trace_id}",
 }
 
 
@@ -90,6 +88,15 @@ class Host:
         url = self.machine.environ("worker")["AUDIT_MEMORY_URL"]
         with checked_memory(url) as memory:
             return list(memory.rows(tenant_id=tenant_id))
+
+
+    def runs(self, skill: str) -> bool:
+        """Whether it runs just now; every row is checked only where nobody writes."""
+        memory = open_memory(self.machine.environ("worker")["AUDIT_MEMORY_URL"])
+        try:
+            return any(row.payload["skill_id"] == skill for row in memory.running())
+        finally:
+            memory.close()
 
 
 @pytest.fixture(scope="module")
@@ -159,19 +166,23 @@ def test_the_keeper_counts_it_for_prometheus(host: Host) -> None:
 
 
 def test_flower_shows_its_pages_to_whoever_has_the_password(host: Host) -> None:
-    """401 without the password of the environment, 200 with it."""
+    """401 without the password of the environment, 200 with it; the audit's pages likewise."""
     login = base64.b64encode(b"auditor:flowersecret").decode()
-    assert host.ask("flower", "/workers")[0] == 401
-    assert host.ask("flower", "/workers", Authorization=f"Basic {login}")[0] == 200
+    for path in ("/workers", "/audit", "/audit/list", "/audit/static/audit.js"):
+        assert host.ask("flower", path)[0] == 401
+        assert host.ask("flower", path, Authorization=f"Basic {login}")[0] == 200
 
 
-def test_the_audit_s_pages_are_behind_the_same_password(host: Host) -> None:
-    """/audit asks for it, reads the memory of the file, and knows that there is a ledger."""
+def test_the_audit_s_pages_show_what_ran(host: Host) -> None:
+    """The page of an invocation has its trace's link, and says that the ledger has it not yet."""
+    host.call()
     login = base64.b64encode(b"auditor:flowersecret").decode()
-    assert host.ask("flower", "/audit")[0] == 401
-    status, page = host.ask("flower", "/audit", Authorization=f"Basic {login}")
+    row = host.rows()[-1]
+    path = f"/audit/invocation/{row.request_id}"
+    status, page = host.ask("flower", path, Authorization=f"Basic {login}")
     assert status == 200
-    assert b">configured<" in page
+    assert f'href="https://traces.example/{row.payload["trace_id"]}"' in page.decode()
+    assert ">waiting<" in page.decode()
 
 
 def test_the_doctor_finds_nothing_wrong(host: Host) -> None:
@@ -213,7 +224,7 @@ def test_a_worker_that_is_stopped_lets_its_skill_end(host: Host) -> None:
     skill = "obs.probe-endpoints"
     with silent_server() as place:
         assert host.call(skill, {"endpoints": [place], "timeout": 6.0}, wait="")[0] == 202
-        wait_until(lambda: [r for r in host.rows() if r.payload["skill_id"] == skill], 30)
+        wait_until(lambda: host.runs(skill), 30)
         assert host.machine.running["worker"].stop() == 0
     rows = [row for row in host.rows() if row.payload["skill_id"] == skill]
     assert [row.kind for row in rows] == [STARTED, COMPLETED]

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from audit.cli import audit
+from audit.errors import MemoryDamagedError
 from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
 from audit.ledger.text import encode_base64
 from audit.row import timestamp
@@ -230,3 +231,25 @@ def test_the_example_in_the_help_runs(ledger: PlainLedger) -> None:
     (example,) = re.findall(r"^ +celery -A tasks audit verify (.*)$", shown, re.MULTILINE)
     result = run(ledger, *example.split())
     assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_what_is_not_known_is_not_told_as_nothing(
+    ledger: PlainLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant whose keys in the memory are damaged is a finding, and its unsealed rows unknown."""
+    memory = ledger.memory
+    right = memory.trimmed
+
+    def trimmed(tenant_id: str) -> str | None:
+        if tenant_id == TENANTS[0]:
+            raise MemoryDamagedError("a position is none", tenant_id=tenant_id)
+        return right(tenant_id)
+
+    monkeypatch.setattr(memory, "trimmed", trimmed)
+    result = run(ledger)
+    assert result.exit_code == 1
+    assert result.stdout.count("sealed 40, checked 40; cosigned 0; unsealed unknown") == 1
+    assert result.stdout.count("sealed 40, checked 40; cosigned 0; unsealed 2") == 1
+    assert "MALFORMED in the memory: a position is none" in result.stdout
+    logs = [one for one in objects(run(ledger, "--json")) if one["type"] == "log"]
+    assert sorted(str(log["unsealed"]) for log in logs) == ["0", "2", "None"]
