@@ -89,7 +89,6 @@ class Host:
         with checked_memory(url) as memory:
             return list(memory.rows(tenant_id=tenant_id))
 
-
     def runs(self, skill: str) -> bool:
         """Whether it runs just now; every row is checked only where nobody writes."""
         memory = open_memory(self.machine.environ("worker")["AUDIT_MEMORY_URL"])
