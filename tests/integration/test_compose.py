@@ -201,7 +201,9 @@ def test_flower_asks_for_a_password_and_changes_nothing(services: dict[str, Any]
     flower = services["flower"]
     assert "--conf=/srv/flowerconfig.py" in flower["command"]
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert re.search(r"^WORKDIR /srv\n#.*\nCOPY flowerconfig.py ./$", dockerfile, re.MULTILINE)
+    # Readable to the image's user also out of a tree that was checked out under umask 077.
+    copied = r"^WORKDIR /srv\n#.*\nCOPY --chmod=0644 flowerconfig.py ./$"
+    assert re.search(copied, dockerfile, re.MULTILINE)
     assert flower["environment"]["FLOWER_BASIC_AUTH"] == "auditor:flowersecret"
     assert "FLOWER_UNAUTHENTICATED_API" not in flower["environment"]
     assert not any("secret" in word for word in flower["command"])

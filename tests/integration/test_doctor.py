@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from audit.embedded import EmbeddedServer
 from audit.keeper import ROLE
@@ -128,6 +129,40 @@ def test_a_memory_that_may_evict(tmp_path: Path, stack: Stack) -> None:
     assert (status, lines["memory"]["level"]) == (1, "OK")
     assert lines["durability"]["level"] == "BAD"
     assert "noeviction" in lines["durability"]["seen"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("CONFIG", "SET", "maxmemory", "1mb"), ("REPLICAOF", "127.0.0.1", "1")],
+    ids=["full", "a replica"],
+)
+def test_a_memory_that_answers_and_takes_no_writes(
+    tmp_path: Path, stack: Stack, durable: EmbeddedServer, command: tuple[str, ...]
+) -> None:
+    """BAD though it answers and is fit: there every skill is refused."""
+    with redis.Redis.from_url(durable.url) as client:
+        client.execute_command(*command)
+    status, lines, everything = doctor(
+        tmp_path, **{**stack.environ, "AUDIT_MEMORY_URL": durable.url}
+    )
+    assert (status, lines["memory"]["level"]) == (1, "OK"), everything
+    assert lines["writes"]["level"] == "BAD", everything
+    assert "every skill is refused" in lines["writes"]["advice"]
+
+
+def test_it_leaves_nothing(tmp_path: Path, stack: Stack, durable: EmbeddedServer) -> None:
+    """No key of memory, broker or results is another afterwards, and no file is there."""
+    stack.worker("solo", 1, app=APP)
+    with (
+        redis.Redis.from_url(durable.url) as memory,
+        redis.Redis.from_url(stack.environ["CELERY_BROKER_URL"]) as broker,
+    ):
+        before = broker.dbsize(), set(tmp_path.rglob("*"))
+        lines = doctor(tmp_path, **{**stack.environ, "AUDIT_MEMORY_URL": durable.url})[1]
+        assert lines["writes"]["level"] == lines["broker"]["level"] == "OK"
+        assert lines["worker pools"]["level"] == "WARN"
+        assert memory.keys() == []
+        assert (broker.dbsize(), set(tmp_path.rglob("*"))) == before
 
 
 def test_servers_that_hang(stack: Stack, tmp_path: Path) -> None:
