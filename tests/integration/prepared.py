@@ -1,10 +1,10 @@
 """Processes of Celery's command line that begin where ``python -m celery`` has done its imports.
 
-A worker is a process of its own, with its own environment, files, session and signals, and runs
+Each is a process of its own, with its own environment, files, session and signals, and runs
 Celery's own ``main``; only the second that its imports take is spent once for all tests. One
-process, started when the first is asked for, has imported Celery, the host and nothing of a test's,
-and forks. Whatever must be in place before the first import, gevent's patches or other packages,
-needs a process that starts from nothing: :func:`celery` sees to that.
+process (``tests/integration/forking.py``), started when the first is asked for, has imported
+Celery, the host and nothing of a test's, and forks. Whatever must be in place before the first
+import, gevent's patches or other packages, gets a process that starts from nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from tests.integration import forking
 from tests.integration.forking import LENGTH, exactly
@@ -33,9 +34,13 @@ ROOT = Path(__file__).resolve().parents[2]
 class Process:
     """What tests use of :class:`subprocess.Popen`, for a process that another one has forked."""
 
-    def __init__(self, pid: int, ended: socket.socket) -> None:
+    def __init__(
+        self, pid: int, ended: socket.socket, stdout: IO[bytes] | None, stderr: IO[bytes] | None
+    ) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self.stdout = stdout
+        self.stderr = stderr
         self._ended = ended
 
     def poll(self) -> int | None:
@@ -51,6 +56,18 @@ class Process:
             self._ended.close()
         return self.returncode
 
+    def communicate(self, timeout: float | None = None) -> tuple[bytes, bytes]:
+        """The rest of both outputs, once it has ended; nothing of one that is no pipe."""
+        with ThreadPoolExecutor(2) as readers:
+            rest = [readers.submit(pipe.read) if pipe else None for pipe in self._pipes()]
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+        out, err = (part.result() if part else b"" for part in rest)
+        return out, err
+
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             with suppress(ProcessLookupError):
@@ -62,38 +79,60 @@ class Process:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def _pipes(self) -> tuple[IO[bytes] | None, IO[bytes] | None]:
+        return self.stdout, self.stderr
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes():
+            if pipe:
+                pipe.close()
+        self.wait()
+
+
+Started = Process | subprocess.Popen[bytes]
+
 
 def celery(
-    arguments: Sequence[str],
-    *,
+    *arguments: str,
     cwd: Path,
     env: Mapping[str, str],
-    stdout: IO[bytes],
-    stderr: IO[bytes] | None = None,
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
     session: bool = False,
-) -> Any:
-    """Start ``python -m celery`` with ``arguments``.
+) -> Started:
+    """Start ``python -m celery`` with ``arguments``, and nothing on its standard input.
 
     Args:
-        stdout: a file; ``stderr`` too, where that is no other.
+        stdout: as for :class:`subprocess.Popen`, and so is ``stderr``.
         session: whether the process leads a session, and so a group, of its own.
-
-    Returns:
-        A :class:`Process`, or a :class:`subprocess.Popen` where it must start from nothing.
     """
-    stderr = stderr or stdout
-    if "gevent" in arguments or env.get("PYTHONPATH") != str(ROOT):
+    if "gevent" in arguments or _of_python(env) != _of_python(_bare_environment()):
         return subprocess.Popen(
             [sys.executable, "-m", "celery", *arguments],
             cwd=cwd,
-            env=dict(env),
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             start_new_session=session,
         )
-    order = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "session": session}
-    return _parent().fork(order, stdout.fileno(), stderr.fileno())
+    order = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "session": session}
+    return _parent().fork(order, stdout, stderr)
+
+
+def run_celery(
+    *arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """What :func:`subprocess.run` gives for it, its outputs as text."""
+    pipe = subprocess.PIPE
+    with celery(*arguments, cwd=cwd, env=env, stdout=pipe, stderr=pipe) as process:
+        out, err = process.communicate(timeout)
+    status = process.returncode
+    assert status is not None
+    return subprocess.CompletedProcess(arguments, status, out.decode(), err.decode())
 
 
 class _Parent:
@@ -106,7 +145,7 @@ class _Parent:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", forking.__name__, str(theirs.fileno())],
                 cwd=ROOT,
-                env={**_bare_environment(), "PYTHONPATH": str(ROOT)},
+                env=_bare_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -114,14 +153,25 @@ class _Parent:
             )
         atexit.register(self._end, os.getpid())
 
-    def fork(self, order: Mapping[str, Any], stdout: int, stderr: int) -> Process:
+    def fork(
+        self, order: Mapping[str, Any], stdout: int | IO[bytes], stderr: int | IO[bytes]
+    ) -> Process:
+        out, out_end = _ends(stdout)
+        err, err_end = (None, out_end) if stderr == subprocess.STDOUT else _ends(stderr)
         ours, theirs = socket.socketpair()
-        text = json.dumps(order).encode()
-        with theirs, self._lock:
-            head = len(text).to_bytes(LENGTH, "big")
-            socket.send_fds(self._orders, [head], [theirs.fileno(), stdout, stderr])
+        try:
+            self._send(json.dumps(order).encode(), [theirs.fileno(), out_end, err_end])
+        finally:
+            theirs.close()
+            for own, end in ((stdout, out_end), (stderr, err_end)):
+                if own in (subprocess.PIPE, subprocess.DEVNULL):
+                    os.close(end)
+        return Process(int.from_bytes(exactly(ours, LENGTH), "big"), ours, out, err)
+
+    def _send(self, text: bytes, descriptors: list[int]) -> None:
+        with self._lock:
+            socket.send_fds(self._orders, [len(text).to_bytes(LENGTH, "big")], descriptors)
             self._orders.sendall(text)
-        return Process(int.from_bytes(exactly(ours, LENGTH), "big"), ours)
 
     def _end(self, owner: int) -> None:
         if os.getpid() == owner:
@@ -134,7 +184,23 @@ def _parent() -> _Parent:
     return _Parent()
 
 
+def _ends(output: int | IO[bytes]) -> tuple[IO[bytes] | None, int]:
+    """What the test reads, if anything, and the descriptor that the process gets."""
+    if output == subprocess.PIPE:
+        ours, theirs = os.pipe()
+        return open(ours, "rb"), theirs
+    if output == subprocess.DEVNULL:
+        return None, os.open(os.devnull, os.O_WRONLY)
+    return None, output if isinstance(output, int) else output.fileno()
+
+
 def _bare_environment() -> dict[str, str]:
-    """Without what a test may have set for its own process when the first worker is asked for."""
+    """Without what a test may have set for its own process when the first is asked for."""
     own = ("AUDIT_", "CELERY_", "FLOWER_", "OTEL_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    return {**bare, "PYTHONPATH": str(ROOT)}
+
+
+def _of_python(env: Mapping[str, str]) -> dict[str, str]:
+    """What the interpreter itself reads when it starts."""
+    return {name: value for name, value in env.items() if name.startswith("PYTHON")}

@@ -40,11 +40,16 @@ class Worker:
             "WORKER_CONF": json.dumps(conf),
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *packages))),
         }
-        command = ["-A", app, "worker", "-P", pool, "-c", str(concurrency), "-l", level, "-E"]
-        command += ["--without-mingle", "--without-gossip", "-n", f"w{len(stack.workers)}@test"]
+        options = ["-P", pool, "-c", str(concurrency), "-l", level, "-E"]
+        options += ["--without-mingle", "--without-gossip", "-n", f"w{len(stack.workers)}@test"]
         with self.log.open("wb") as log:
             self.process = celery(
-                command, stdout=log, cwd=stack.directory, env=environ, session=True
+                *("-A", app, "worker", *options),
+                stdout=log,
+                stderr=log,
+                cwd=stack.directory,
+                env=environ,
+                session=True,
             )
 
     def ready(self) -> Worker:
