@@ -1,8 +1,9 @@
 """The process that has imported Celery and the host once, and forks those that a test orders.
 
-``tests/integration/prepared.py`` starts it and orders. Each order is a message with three
-descriptors: where to tell how it ended, and its two outputs. Between this process and the ordered
-one stands a third, which waits for its end and tells: first the pid, in the end the return code.
+``tests/integration/prepared.py`` starts it and orders. Each order is a message with four
+descriptors: where to tell how it ended, its standard input, and its two outputs. Between this
+process and the ordered one stands a third, which waits for its end and tells: first the pid, in the
+end the return code.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import runpy
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,13 +33,17 @@ def exactly(connection: socket.socket, length: int) -> bytes:
     return found
 
 
-def serve(orders: socket.socket) -> None:
-    """Fork what is ordered until the tests are gone; comes back in each ordered process."""
+def serve(orders: socket.socket) -> str:
+    """Fork what is ordered until the tests are gone.
+
+    Returns:
+        In each ordered process, and there only: the module to run.
+    """
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, "a fork would lose a thread"
     while True:
-        head, fds, _, _ = socket.recv_fds(orders, LENGTH, 3)
+        head, fds, _, _ = socket.recv_fds(orders, LENGTH, 4)
         if not head:
             _reap()
             sys.exit()
@@ -45,17 +51,17 @@ def serve(orders: socket.socket) -> None:
         if os.fork() == 0:
             orders.detach()
             _attend(order, *fds)
-            return
+            return str(order["module"])
         for fd in fds:
             os.close(fd)
         _reap()
 
 
-def _attend(order: Mapping[str, Any], report: int, stdout: int, stderr: int) -> None:
+def _attend(order: Mapping[str, Any], report: int, *standard: int) -> None:
     """Fork once more and tell what becomes of it; comes back in the ordered process only."""
     pid = os.fork()
     if pid == 0:
-        _become(order, stdout, stderr)
+        _become(order, standard)
         return
     os.dup2(report, 3)
     os.closerange(4, _most())
@@ -66,11 +72,11 @@ def _attend(order: Mapping[str, Any], report: int, stdout: int, stderr: int) -> 
     os._exit(0)
 
 
-def _become(order: Mapping[str, Any], stdout: int, stderr: int) -> None:
+def _become(order: Mapping[str, Any], standard: Sequence[int]) -> None:
     if order["session"]:
         os.setsid()
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
     os.closerange(3, _most())
     os.chdir(order["cwd"])
     os.environ.clear()
@@ -91,14 +97,9 @@ def _reap() -> None:
 
 
 if __name__ == "__main__":
-    import celery.__main__
-    import celery.apps.worker
-    import celery.bin.celery
-    import celery.concurrency.prefork
-    import celery.worker.consumer
+    import uvicorn  # noqa: F401
 
     import tasks  # noqa: F401
 
-    serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.argv[0] = celery.__main__.__file__
-    celery.__main__.main()
+    module = serve(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,7 +1,7 @@
-"""Processes of Celery's command line that begin where ``python -m celery`` has done its imports.
+"""Processes that begin where ``python -m celery``, or another program, has done its imports.
 
 Each is a process of its own, with its own environment, files, session and signals, and runs
-Celery's own ``main``; only the second that its imports take is spent once for all tests. One
+the program as ``-m`` does; only the second that its imports take is spent once for all tests. One
 process (``tests/integration/forking.py``), started when the first is asked for, has imported
 Celery, the host and nothing of a test's, and forks. Whatever must be in place before the first
 import, gevent's patches or other packages, gets a process that starts from nothing.
@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self
@@ -31,14 +31,19 @@ from tests.integration.forking import LENGTH, exactly
 ROOT = Path(__file__).resolve().parents[2]
 
 
+Pipe = IO[bytes] | None
+Standard = int | IO[bytes]
+
+
 class Process:
     """What tests use of :class:`subprocess.Popen`, for a process that another one has forked."""
 
     def __init__(
-        self, pid: int, ended: socket.socket, stdout: IO[bytes] | None, stderr: IO[bytes] | None
+        self, pid: int, ended: socket.socket, stdin: Pipe, stdout: Pipe, stderr: Pipe
     ) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self.stdin = stdin
         self.stdout = stdout
         self.stderr = stderr
         self._ended = ended
@@ -51,15 +56,17 @@ class Process:
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
             if not select.select([self._ended], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("celery", timeout or 0)
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
             self.returncode = int(self._ended.recv(16))
             self._ended.close()
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[bytes, bytes]:
         """The rest of both outputs, once it has ended; nothing of one that is no pipe."""
+        if self.stdin:
+            self.stdin.close()
         with ThreadPoolExecutor(2) as readers:
-            rest = [readers.submit(pipe.read) if pipe else None for pipe in self._pipes()]
+            rest = [pipe and readers.submit(pipe.read) for pipe in (self.stdout, self.stderr)]
             try:
                 self.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -79,14 +86,11 @@ class Process:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def _pipes(self) -> tuple[IO[bytes] | None, IO[bytes] | None]:
-        return self.stdout, self.stderr
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pipe in self._pipes():
+        for pipe in (self.stdin, self.stdout, self.stderr):
             if pipe:
                 pipe.close()
         self.wait()
@@ -95,32 +99,40 @@ class Process:
 Started = Process | subprocess.Popen[bytes]
 
 
-def celery(
+def celery(*arguments: str, **options: Any) -> Started:
+    """Start ``python -m celery`` with ``arguments``; options as for :func:`start`."""
+    return start("celery", *arguments, **options)
+
+
+def start(
+    module: str,
     *arguments: str,
     cwd: Path,
     env: Mapping[str, str],
-    stdout: int | IO[bytes],
-    stderr: int | IO[bytes],
+    stdin: Standard = subprocess.DEVNULL,
+    stdout: Standard,
+    stderr: Standard,
     session: bool = False,
 ) -> Started:
-    """Start ``python -m celery`` with ``arguments``, and nothing on its standard input.
+    """Start ``python -m MODULE`` with ``arguments``.
 
     Args:
-        stdout: as for :class:`subprocess.Popen`, and so is ``stderr``.
+        stdin: as for :class:`subprocess.Popen`, and so are ``stdout`` and ``stderr``.
         session: whether the process leads a session, and so a group, of its own.
     """
     if "gevent" in arguments or _of_python(env) != _of_python(_bare_environment()):
         return subprocess.Popen(
-            [sys.executable, "-m", "celery", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=cwd,
             env=env,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             start_new_session=session,
         )
-    order = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "session": session}
-    return _parent().fork(order, stdout, stderr)
+    order = {"cwd": str(cwd), "env": dict(env), "session": session}
+    order |= {"module": module, "arguments": arguments}
+    return _parent().fork(order, stdin, stdout, stderr)
 
 
 def run_celery(
@@ -154,19 +166,18 @@ class _Parent:
         atexit.register(self._end, os.getpid())
 
     def fork(
-        self, order: Mapping[str, Any], stdout: int | IO[bytes], stderr: int | IO[bytes]
+        self, order: Mapping[str, Any], stdin: Standard, stdout: Standard, stderr: Standard
     ) -> Process:
-        out, out_end = _ends(stdout)
-        err, err_end = (None, out_end) if stderr == subprocess.STDOUT else _ends(stderr)
         ours, theirs = socket.socketpair()
-        try:
-            self._send(json.dumps(order).encode(), [theirs.fileno(), out_end, err_end])
-        finally:
-            theirs.close()
-            for own, end in ((stdout, out_end), (stderr, err_end)):
-                if own in (subprocess.PIPE, subprocess.DEVNULL):
-                    os.close(end)
-        return Process(int.from_bytes(exactly(ours, LENGTH), "big"), ours, out, err)
+        with ExitStack() as theirs_alone:
+            theirs_alone.enter_context(theirs)
+            pipes, ends = [], [theirs.fileno()]
+            for standard, writes in ((stdin, False), (stdout, True), (stderr, True)):
+                pipe, end = _ends(standard, writes, theirs_alone)
+                pipes.append(pipe)
+                ends.append(end)
+            self._send(json.dumps(order).encode(), ends)
+        return Process(int.from_bytes(exactly(ours, LENGTH), "big"), ours, *pipes)
 
     def _send(self, text: bytes, descriptors: list[int]) -> None:
         with self._lock:
@@ -184,14 +195,18 @@ def _parent() -> _Parent:
     return _Parent()
 
 
-def _ends(output: int | IO[bytes]) -> tuple[IO[bytes] | None, int]:
-    """What the test reads, if anything, and the descriptor that the process gets."""
-    if output == subprocess.PIPE:
-        ours, theirs = os.pipe()
-        return open(ours, "rb"), theirs
-    if output == subprocess.DEVNULL:
-        return None, os.open(os.devnull, os.O_WRONLY)
-    return None, output if isinstance(output, int) else output.fileno()
+def _ends(standard: Standard, writes: bool, theirs_alone: ExitStack) -> tuple[Pipe, int]:
+    """What the test has, if anything, and the descriptor that the process gets."""
+    if standard == subprocess.PIPE:
+        reading, writing = os.pipe()
+        ours, theirs = (reading, writing) if writes else (writing, reading)
+        theirs_alone.callback(os.close, theirs)
+        return open(ours, "rb" if writes else "wb"), theirs
+    if standard == subprocess.DEVNULL:
+        theirs = os.open(os.devnull, os.O_RDWR)
+        theirs_alone.callback(os.close, theirs)
+        return None, theirs
+    return None, standard if isinstance(standard, int) else standard.fileno()
 
 
 def _bare_environment() -> dict[str, str]:
