@@ -14,12 +14,13 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from audit.cli_options import MEMORY_URL
 from audit.doctor.check import PROBES, SECONDS, Check, Level, Probe, bad, examine, ok, skipped
 from audit.doctor.local import key_probes, spool_probe
 from audit.doctor.store import store_probes
 from audit.errors import AuditError
-from audit.table import clean
-from audit.terminal import MEMORY_URL, console_of, echo, memory_of, settings_of
+from audit.plain import clean
+from audit.terminal import console_of, echo, memory_of, settings_of
 
 _STYLES: Final = {Level.OK: "green", Level.WARN: "yellow", Level.BAD: "bold red"}
 _OF_SETTINGS: Final = (

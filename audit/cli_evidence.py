@@ -32,8 +32,8 @@ from audit.ledger.keys import LedgerKeys
 from audit.ledger.proof import SUFFIX
 from audit.ledger.sealed_log import SealedLog
 from audit.memory.base import AuditMemory, RowFilter
+from audit.plain import clean
 from audit.row import AuditRow
-from audit.table import clean
 from audit.terminal import echo, memory_of, settings_of, stored_rows
 
 _FILE_MODE: Final = 0o640

@@ -16,6 +16,7 @@ from uuid import UUID
 import click
 
 from audit import metrics
+from audit.cli_options import MEMORY_URL
 from audit.errors import CheckpointError, NoteKeyError
 from audit.invocation import new_request_id
 from audit.keeper_http import Exporting
@@ -26,9 +27,9 @@ from audit.ledger.note_key import Algorithm, VerifierKey
 from audit.ledger.sources import Sources
 from audit.ledger.subject import Limits
 from audit.ledger.verifier import verify as check
+from audit.plain import clean
 from audit.settings import AuditSettings
-from audit.table import clean
-from audit.terminal import MEMORY_URL, echo, memory_of, settings_of
+from audit.terminal import echo, memory_of, settings_of
 
 _FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 #: Beyond a lease, how long an invocation may be open before that is worth a finding.

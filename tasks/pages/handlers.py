@@ -23,7 +23,7 @@ from audit.board.overview import overview
 from audit.errors import AuditError, MemoryUnavailableError
 from audit.memory.base import AuditMemory
 from audit.memory.page import LOOK
-from audit.table import clean
+from audit.plain import clean
 from tasks.pages import picture, show
 from tasks.pages.filters import FIELDS, Filters, read_filters
 from tasks.pages.reader import reader_of

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from audit.embedded import EmbeddedServer
 from audit.keeper import ROLE
 from audit.ledger.keys import LedgerKeys
 from audit.memory import open_memory
+from tests.integration.prepared import run_celery
 from tests.integration.stack import ROOT, Stack
 from tests.support import completed, make_identity, started
 
@@ -29,14 +28,10 @@ KEYS = json.dumps([{"id": "k1", "secret": SECRET}])
 def doctor(directory: Path, *args: str, **environ: str) -> tuple[int, Lines, str]:
     """Exit status, its lines by their names, and everything it wrote."""
     inherited = {n: v for n, v in os.environ.items() if not n.startswith(("AUDIT_", "FLOWER_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", APP, "audit", "doctor", "--json", *args],
+    done = run_celery(
+        *("-A", APP, "audit", "doctor", "--json", *args),
         cwd=directory,
         env={**inherited, "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     lines = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
     return done.returncode, lines, done.stdout + done.stderr
