@@ -14,7 +14,8 @@ from typing import Final
 
 from audit.board.line import InvocationLine, LineKind
 from audit.row import AuditRow
-from audit.table import SHORT_KIND, clean
+from audit.plain import clean
+from audit.table import SHORT_KIND
 from tasks.pages.filters import Filters
 
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
