@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Final
 
 from audit.board.line import InvocationLine, LineKind
-from audit.row import AuditRow
 from audit.plain import clean
+from audit.row import AuditRow
 from audit.table import SHORT_KIND
 from tasks.pages.filters import Filters
 

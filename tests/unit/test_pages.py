@@ -19,7 +19,7 @@ from audit.board.line import lines_of
 from audit.board.listing import listing
 from audit.board.measures import Bucket, Endings
 from audit.board.overview import overview
-from audit.cli import list_
+from audit.cli_rows import list_
 from audit.errors import MemoryUrlError, SettingsError
 from audit.memory.base import RowFilter
 from audit.row import Outcome, Reason, Refusal
