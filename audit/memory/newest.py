@@ -12,6 +12,7 @@ What is guaranteed, for every memory that reads its pages by this:
 from __future__ import annotations
 
 import heapq
+import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +31,9 @@ CHUNK: Final = 500
 LEAST: Final = 8
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = int((datetime.max.replace(tzinfo=UTC) - _EPOCH).total_seconds() * 1000) - 1
-_CURSOR: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})/(.{0,200})", re.ASCII)
+#: Characters of a tenant's id that a cursor may hold.
+LONGEST_NAME: Final = 200
+_CURSOR: Final = re.compile(rf"([0-9]{{1,20}})-([0-9]{{1,20}})/(.{{0,{LONGEST_NAME}}})", re.ASCII)
 _GREATEST: Final = 2**64 - 1
 
 #: An entry and whose it is.
@@ -215,7 +218,7 @@ def read_page(
     looked, last = 0, None
     for tenant_id, entry in entries:
         looked, last = looked + 1, (tenant_id, entry.position)
-        row = row_of(entry)
+        row = row_of(entry, tenant_id)
         if row is None:
             damaged.append(Damaged(tenant_id, entry.position))
         elif wanted.matches(row):
@@ -231,10 +234,11 @@ def read_page(
     )
 
 
-def row_of(entry: Entry) -> AuditRow | None:
-    """The row that an entry is; ``None``: it is none.
+def row_of(entry: Entry, tenant_id: str) -> AuditRow | None:
+    """The row that an entry of a tenant is; ``None``: it is none.
 
-    What a reader relies on is asked for here: ids that are text, and an aware time.
+    What a reader relies on is asked for here: a request id, the tenant's own id, an aware time, and
+    text that can be written and asked for again. An emit stores nothing else.
     """
     if entry.foreign:
         return None
@@ -243,8 +247,20 @@ def row_of(entry: Entry) -> AuditRow | None:
         aware = datetime.fromisoformat(row.ts).tzinfo is not None
     except (RowError, ValueError, TypeError):
         return None
-    ids = (row.payload.get("request_id"), row.payload.get("tenant_id"))
-    return row if aware and all(isinstance(found, str) for found in ids) else None
+    own = row.payload.get("tenant_id") == tenant_id
+    named = isinstance(row.payload.get("request_id"), str)
+    return row if aware and own and named and _is_writable(row) else None
+
+
+def _is_writable(row: AuditRow) -> bool:
+    """Whether none of its texts holds half a character, which JSON can name and UTF-8 cannot."""
+    if b"\\u" not in row.to_bytes():  # only by such an escape can one come
+        return True
+    try:
+        json.dumps(row.as_dict(), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def moment_of(milliseconds: int) -> datetime:

@@ -176,7 +176,7 @@ class RedisPages:
             for (keys, _), state in zip(invocations, states, strict=True)
             if state is not None and state[:1] == b"o"
         ]
-        rows = (row_of(entry) for _, entry in self._at(places))
+        rows = (row_of(entry, tenant_id) for tenant_id, entry in self._at(places))
         return [row for row in rows if row is not None]
 
 

@@ -11,7 +11,6 @@ import pytest
 import redis
 
 from audit.embedded import EmbeddedServer
-from audit.row import AuditRow
 from tests.integration.flower import Flower, start_flower
 from tests.integration.stack import ROOT, Stack
 from tests.support import TENANT, completed, make_ending, make_identity, refused, started
@@ -64,11 +63,11 @@ def test_the_pages_need_no_command_that_writes(stack: Stack, tmp_path: Path) -> 
             flower.end()
 
 
-def forge(memory_url: str, row: AuditRow, tenant: str) -> None:
+def forge(memory_url: str, row: bytes, tenant: str) -> None:
     """Put a row where the memory of a tenant by that name would have it."""
     with redis.Redis.from_url(memory_url) as client:
         client.sadd("audit:tenants", tenant)
-        client.xadd(f"audit:{{{tenant}}}:rows", {"row": row.to_bytes()})
+        client.xadd(f"audit:{{{tenant}}}:rows", {"row": row})
 
 
 def test_no_name_that_a_forger_chooses_becomes_markup(stack: Stack, tmp_path: Path) -> None:
@@ -86,8 +85,10 @@ def test_no_name_that_a_forger_chooses_becomes_markup(stack: Stack, tmp_path: Pa
     ending = make_ending(error_message=SCRIPT)
     for row in (started(wild), completed(wild, ending), refused(make_identity(**names))):
         stack.memory.emit(row)
-    forge(stack.memory_url, started(make_identity(tenant_id=SCRIPT)), SCRIPT)
-    forge(stack.memory_url, started(make_identity(tenant_id=SCRIPT)), TENANT)
+    for tenant in (SCRIPT, TENANT):
+        forge(stack.memory_url, started(make_identity(tenant_id=SCRIPT)).to_bytes(), tenant)
+    halved = started(make_identity()).to_bytes().replace(b"alerts.triage", b"a\\ud800")
+    forge(stack.memory_url, halved, TENANT)
     template = "https://traces.example/{trace_id}"
     flower = start_flower(stack, tmp_path, AUDIT_TRACE_URL=template)
     try:
@@ -102,6 +103,7 @@ def test_no_name_that_a_forger_chooses_becomes_markup(stack: Stack, tmp_path: Pa
             assert page.status in (200, 302), path
             for harm in ("<script>alert", "<img src=x", "traces.example/<", "javascript:"):
                 assert harm not in page.text, (path, harm)
+        assert "2 entries among them are no row" in flower.ask("/audit").text
     finally:
         flower.end()
 
@@ -110,7 +112,7 @@ def test_a_memory_that_may_lose_rows_is_said_to_be_that(tmp_path: Path) -> None:
     """Not that it is silent: which setting to change, with status 503 on every page."""
     with EmbeddedServer(options={"maxmemory-policy": "allkeys-lru"}) as server:
         stack = Stack(tmp_path)
-        forge(server.url, started(make_identity()), TENANT)
+        forge(server.url, started(make_identity()).to_bytes(), TENANT)
         flower = start_flower(stack, tmp_path, AUDIT_MEMORY_URL=server.url)
         try:
             for path in ("/audit", "/audit/list", "/audit/invocation/01X"):
