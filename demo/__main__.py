@@ -35,6 +35,7 @@ COMMANDS: Final = (
     "list --outcome panic",
     "list --skill obs.triage-alert --json",
     "show {panicked}",
+    "verify",
     "tail",
 )
 
@@ -73,9 +74,9 @@ def _run(signals: Signals) -> int:
 def _flower(stack: Stack) -> str:
     """Where to look; the only place that shows the password."""
     return f"""
-Flower, read-only:  {stack.flower_url}
-            user:  {FLOWER_USER}
-        password:  {stack.flower_password}"""
+The audit, in Flower:  {stack.audit_url}
+                user:  {FLOWER_USER}
+            password:  {stack.flower_password}"""
 
 
 def _stay_up(stack: Stack, tour: Tour) -> None:
@@ -92,7 +93,8 @@ def _hints(stack: Stack, panicked: str) -> Iterator[str]:
         yield f"  export {name}='{address}'"
     for command in COMMANDS:
         yield f"  {_celery()} -A demo.skills audit {command.format(panicked=panicked)}"
-    yield f"\nFlower is at {stack.flower_url}, its password stands at the top. Ctrl-C ends it all."
+    yield f"\nThe audit's pages: {stack.audit_url} (user {FLOWER_USER}, password at the top)."
+    yield "Ctrl-C ends it all."
 
 
 def _celery() -> Path:

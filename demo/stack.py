@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from audit import open_memory
 from audit.embedded import EmbeddedServer
+from demo.ledger import new_ledger
 from demo.processes import ROOT, Child, Janitor
 from demo.skills import app
 from demo.waiting import DemoError, wait_until
@@ -44,8 +45,9 @@ class Stack:
 
     Attributes:
         directory: temporary, shared with the worker.
-        provided: the addresses that the embedded server stands behind, by environment variable;
-            what is not among them was in the environment before, and is not ours to show.
+        provided: what the demo brought along, by environment variable: the addresses that the
+            embedded server stands behind, and the ledger of its memory; what is not among them
+            was in the environment before, and is not ours to show.
         worker, keeper, beat, flower: the children.
         flower_port: where Flower listens on 127.0.0.1.
         flower_password: what it asks for, beside :data:`FLOWER_USER`.
@@ -66,6 +68,11 @@ class Stack:
     def flower_url(self) -> str:
         """Flower's first page."""
         return f"http://127.0.0.1:{self.flower_port}"
+
+    @property
+    def audit_url(self) -> str:
+        """The first of the audit's pages in it."""
+        return f"{self.flower_url}/audit"
 
     @property
     def endpoints(self) -> list[str]:
@@ -118,7 +125,10 @@ def running_stack(interrupted: Callable[[], None]) -> Iterator[Stack]:
 
 
 def _provide(ends: ExitStack, directory: Path) -> Mapping[str, str]:
-    """Start a server for the addresses that are missing, and put them into the environment."""
+    """Start a server for the addresses that are missing, and put them into the environment.
+
+    A memory that is ours gets a ledger of its own, whatever ledger the environment names.
+    """
     missing = [name for name in PROVIDED if not os.environ.get(name)]
     if not missing:
         return {}
@@ -127,6 +137,8 @@ def _provide(ends: ExitStack, directory: Path) -> Mapping[str, str]:
     for name in missing:
         database, parameters = PROVIDED[name]
         provided[name] = f"{server.url_for(database)}{parameters}"
+    if "AUDIT_MEMORY_URL" in provided:
+        provided.update(new_ledger(directory))
     os.environ.update(provided)
     return provided
 
@@ -155,11 +167,13 @@ def _programs(directory: Path, password: str) -> Iterator[tuple[str, list[str], 
     """Name, arguments and environment of each child."""
     # Nothing of the caller's own Flower comes along: one variable of it opens the API to everyone.
     own = {name: value for name, value in os.environ.items() if not name.startswith("FLOWER_")}
+    # Who seals has the ledger's keys, and nobody else.
+    keys = {name: own.pop(name) for name in ("AUDIT_LEDGER_KEYS",) if name in own}
     # A worker's temporary files go where everything else goes, even if it has no time to clear up.
     base = {**own, "TMPDIR": str(directory), "AUDIT_SPOOL_DIR": str(directory / "spool")}
     yield "worker", ["worker", "-n", NODE, "-c", "4", "-E", "-l", "INFO"], base
     # Its pages are for who runs it for good; here the usual port may be that keeper's.
-    yield "keeper", ["audit", "keep"], {"AUDIT_KEEPER_LISTEN": "off", **base}
+    yield "keeper", ["audit", "keep"], {"AUDIT_KEEPER_LISTEN": "off", **base, **keys}
     yield "beat", ["beat", "-l", "INFO", "-s", str(directory / "schedule")], base
     # The password goes through the environment, because a command line shows in `ps`.
     yield (

@@ -65,6 +65,11 @@ class Cursor:
     def behind(cls, tenant_id: str, position: str) -> Self:
         return cls(*order_of(position), tenant_id)
 
+    @classmethod
+    def above(cls, major: int) -> Self:
+        """Before all tenants' entries whose position begins with ``major`` or less."""
+        return cls(max(0, major + 1), 0, "~")
+
     def __str__(self) -> str:
         return f"{self.position}/{self.tenant_id}"
 
@@ -235,25 +240,28 @@ def read_page(
 
 
 def row_of(entry: Entry, tenant_id: str) -> AuditRow | None:
-    """The row that an entry of a tenant is; ``None``: it is none.
-
-    What a reader relies on is asked for here: a request id, the tenant's own id, an aware time, and
-    text that can be written and asked for again. An emit stores nothing else.
-    """
+    """The row that an entry of a tenant is; ``None``: it is none that is sound and its own."""
     if entry.foreign:
         return None
     try:
         row = AuditRow.from_bytes(entry.stored, entry.position)
-        aware = datetime.fromisoformat(row.ts).tzinfo is not None
-    except (RowError, ValueError, TypeError):
+    except RowError:
         return None
-    own = row.payload.get("tenant_id") == tenant_id
-    named = isinstance(row.payload.get("request_id"), str)
-    return row if aware and own and named and _is_writable(row) else None
+    return row if row.payload.get("tenant_id") == tenant_id and is_sound(row) else None
 
 
-def _is_writable(row: AuditRow) -> bool:
-    """Whether none of its texts holds half a character, which JSON can name and UTF-8 cannot."""
+def is_sound(row: AuditRow) -> bool:
+    """Whether a row has what a reader relies on: ids that are text, an aware time, whole text."""
+    try:
+        aware = datetime.fromisoformat(row.ts).tzinfo is not None
+    except (ValueError, TypeError):
+        return False
+    ids = (row.payload.get("request_id"), row.payload.get("tenant_id"))
+    return aware and all(isinstance(found, str) for found in ids) and _is_whole(row)
+
+
+def _is_whole(row: AuditRow) -> bool:
+    """Whether no text of it has half a character, which JSON can name and UTF-8 cannot hold."""
     if b"\\u" not in row.to_bytes():  # only by such an escape can one come
         return True
     try:

@@ -20,7 +20,7 @@ from tornado.web import HTTPError, StaticFileHandler, authenticated
 from audit.board.invocation import invocation
 from audit.board.listing import listing
 from audit.board.overview import overview
-from audit.errors import AuditError, MemoryUnavailableError
+from audit.errors import AuditError, MemoryDamagedError, MemoryUnavailableError
 from audit.memory.base import AuditMemory
 from audit.table import clean
 from tasks.pages import picture, show
@@ -218,7 +218,8 @@ class AuditFile(StaticFileHandler, BaseHandler):
 
 def _said(error: AuditError) -> str:
     """What somebody reads of it. How the memory is reached is for nobody's eyes."""
-    return _DOWN if isinstance(error, MemoryUnavailableError) else clean(str(error))
+    silent = isinstance(error, MemoryUnavailableError) and not isinstance(error, MemoryDamagedError)
+    return _DOWN if silent else clean(str(error))
 
 
 def page_addresses() -> list[URLSpec]:

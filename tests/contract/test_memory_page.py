@@ -168,6 +168,20 @@ def test_reached_is_the_stores_time(memory: AuditMemory) -> None:
     assert memory.stored_at(page.rows[0]) == page.reached
 
 
+def test_a_page_can_begin_at_a_moment(memory: AuditMemory) -> None:
+    """By the store's clock; before the first row nothing comes, from now on everything."""
+    assert memory.page(ALL, cursor=memory.cursor_at(datetime.now(UTC))) == Page(rows=())
+    early = invoke(memory)
+    next_moment()
+    moment = memory.stored_at(memory.page(ALL).rows[0])
+    late = invoke(memory, tenant_id=OTHER)
+    assert [*memory.page(ALL, cursor=memory.cursor_at(moment)).rows] == [*reversed(early)]
+    now = memory.cursor_at(datetime.now(UTC) + timedelta(hours=1))
+    assert [*memory.page(ALL, cursor=now).rows] == [*reversed(early + late)]
+    for past in (moment - timedelta(days=1), datetime.fromtimestamp(-10, UTC)):
+        assert memory.page(ALL, cursor=memory.cursor_at(past)).rows == ()
+
+
 def test_only_a_row_of_a_memory_has_a_time_of_storing(memory: AuditMemory) -> None:
     """A row that comes from nowhere is refused."""
     with pytest.raises(ValueError, match=r"None|no memory"):
@@ -227,14 +241,18 @@ def test_a_page_says_that_rows_were_trimmed(memory: AuditMemory) -> None:
 
 
 def test_the_oldest_open_ones_come_first(memory: AuditMemory) -> None:
-    """An open page has the invocations open longest, of all tenants, and how many there are."""
+    """An open page has the invocations open longest, of all tenants, and how many there are.
+
+    Closed ones do not count, whoever closed them.
+    """
     identities = [make_identity(tenant_id=tenant(number % 7)) for number in range(40)]
     for identity in identities:
         memory.emit(started(identity))
         next_moment()
     memory.emit(completed(identities[0]))
+    memory.emit(completed(identities[1], make_ending(Reason.WORKER_LOST)))
     page = memory.open_page(None, 5)
-    assert page.total == 39
+    assert page.total == 38
     by_age = [row.to_bytes() for row in memory.running()]
     assert [row.to_bytes() for row in page.rows] == by_age[:5]
     assert memory.open_page(tenant(3), 100).total == 6

@@ -13,6 +13,7 @@ import redis
 from audit.embedded import EmbeddedServer
 from tests.integration.flower import Flower, start_flower
 from tests.integration.stack import ROOT, Stack
+from tests.pages import OTHER
 from tests.support import TENANT, completed, make_ending, make_identity, refused, started
 
 SCRIPT = "<script>alert('x')</script>"
@@ -123,6 +124,25 @@ def test_a_memory_that_may_lose_rows_is_said_to_be_that(tmp_path: Path) -> None:
         finally:
             flower.end()
             stack.close(check=False)
+
+
+def test_a_damaged_memory_is_said_to_be_that(stack: Stack, tmp_path: Path) -> None:
+    """Whose it is, and not that the memory is silent; the other tenants' pages go on."""
+    stack.memory.emit(started(make_identity(tenant_id=OTHER)))
+    with redis.Redis.from_url(stack.memory_url) as client:
+        client.sadd("audit:tenants", TENANT)
+        client.set(f"audit:{{{TENANT}}}:rows", "x")
+    flower = start_flower(stack, tmp_path)
+    try:
+        for path in ("/audit", "/audit/list"):
+            page = flower.ask(path)
+            assert page.status == 503
+            assert "somebody else has written it" in page.text
+            assert TENANT in page.text
+            assert "does not answer" not in page.text
+            assert flower.ask(f"{path}?tenant={OTHER}").status == 200
+    finally:
+        flower.end()
 
 
 def test_a_prefix_of_flower_is_one_of_the_pages(stack: Stack, tmp_path: Path) -> None:
