@@ -41,7 +41,7 @@ from audit.memory.base import (
     order_of,
 )
 from audit.memory.connection import Command, Line, Lines
-from audit.memory.newest import Cursor, moment_of
+from audit.memory.newest import LONGEST_NAME, Cursor, moment_of
 from audit.memory.page import LOOK, Open, Page
 from audit.memory.redis_form import LAST_PLACE, number_in, places_in, refuse, row_in, started_in
 from audit.memory.redis_keys import Keys, command_of
@@ -313,8 +313,9 @@ class RedisMemory(AuditMemory):
             return [str(tenant_id)]
         members = self._ask("smembers", f"{self._prefix}:tenants")
         names = (member.decode(errors="replace") for member in members)
-        # No emit of ours names a tenant so; a line break would be a line more in what lists them.
-        return sorted(name for name in names if name.isprintable())
+        # No emit of ours names a tenant so; a line break would be a line more in what lists them,
+        # and no cursor takes a longer name.
+        return sorted(name for name in names if name.isprintable() and len(name) <= LONGEST_NAME)
 
     def _running(self, keys: Keys) -> Iterator[AuditRow]:
         started: list[str] = []

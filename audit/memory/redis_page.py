@@ -91,11 +91,11 @@ class RedisPages:
         # Of another tenant, none is among the oldest: each of these has an older one.
         counted = [Keys(self._prefix, tenant) for _, tenant in ages[:most]]
         found = list(self._started(self._oldest_open(counted, most)))
-        rows = [row for _, entry in found if (row := row_of(entry)) is not None]
+        rows = [row for t, entry in found if (row := row_of(entry, t)) is not None]
         return Open(
             rows=tuple(sorted(rows, key=_place)),
             total=sum(totals),
-            damaged=tuple(Damaged(t, e.position) for t, e in found if row_of(e) is None),
+            damaged=tuple(Damaged(t, e.position) for t, e in found if row_of(e, t) is None),
         )
 
     # --- inside -------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from audit.embedded import EmbeddedServer
-from audit.row import AuditRow
 from tests.integration.flower import Flower, start_flower
 from tests.integration.stack import ROOT, Stack
+from tests.pages import OTHER
 from tests.support import TENANT, completed, make_ending, make_identity, refused, started
 
 SCRIPT = "<script>alert('x')</script>"
@@ -64,11 +64,11 @@ def test_the_pages_need_no_command_that_writes(stack: Stack, tmp_path: Path) -> 
             flower.end()
 
 
-def forge(memory_url: str, row: AuditRow, tenant: str) -> None:
+def forge(memory_url: str, row: bytes, tenant: str) -> None:
     """Put a row where the memory of a tenant by that name would have it."""
     with redis.Redis.from_url(memory_url) as client:
         client.sadd("audit:tenants", tenant)
-        client.xadd(f"audit:{{{tenant}}}:rows", {"row": row.to_bytes()})
+        client.xadd(f"audit:{{{tenant}}}:rows", {"row": row})
 
 
 def test_no_name_that_a_forger_chooses_becomes_markup(stack: Stack, tmp_path: Path) -> None:
@@ -86,8 +86,10 @@ def test_no_name_that_a_forger_chooses_becomes_markup(stack: Stack, tmp_path: Pa
     ending = make_ending(error_message=SCRIPT)
     for row in (started(wild), completed(wild, ending), refused(make_identity(**names))):
         stack.memory.emit(row)
-    forge(stack.memory_url, started(make_identity(tenant_id=SCRIPT)), SCRIPT)
-    forge(stack.memory_url, started(make_identity(tenant_id=SCRIPT)), TENANT)
+    for tenant in (SCRIPT, TENANT):
+        forge(stack.memory_url, started(make_identity(tenant_id=SCRIPT)).to_bytes(), tenant)
+    halved = started(make_identity()).to_bytes().replace(b"alerts.triage", b"a\\ud800")
+    forge(stack.memory_url, halved, TENANT)
     template = "https://traces.example/{trace_id}"
     flower = start_flower(stack, tmp_path, AUDIT_TRACE_URL=template)
     try:
@@ -102,6 +104,7 @@ def test_no_name_that_a_forger_chooses_becomes_markup(stack: Stack, tmp_path: Pa
             assert page.status in (200, 302), path
             for harm in ("<script>alert", "<img src=x", "traces.example/<", "javascript:"):
                 assert harm not in page.text, (path, harm)
+        assert "2 entries among them are no row" in flower.ask("/audit").text
     finally:
         flower.end()
 
@@ -110,7 +113,7 @@ def test_a_memory_that_may_lose_rows_is_said_to_be_that(tmp_path: Path) -> None:
     """Not that it is silent: which setting to change, with status 503 on every page."""
     with EmbeddedServer(options={"maxmemory-policy": "allkeys-lru"}) as server:
         stack = Stack(tmp_path)
-        forge(server.url, started(make_identity()), TENANT)
+        forge(server.url, started(make_identity()).to_bytes(), TENANT)
         flower = start_flower(stack, tmp_path, AUDIT_MEMORY_URL=server.url)
         try:
             for path in ("/audit", "/audit/list", "/audit/invocation/01X"):
@@ -121,6 +124,25 @@ def test_a_memory_that_may_lose_rows_is_said_to_be_that(tmp_path: Path) -> None:
         finally:
             flower.end()
             stack.close(check=False)
+
+
+def test_a_damaged_memory_is_said_to_be_that(stack: Stack, tmp_path: Path) -> None:
+    """Whose it is, and not that the memory is silent; the other tenants' pages go on."""
+    stack.memory.emit(started(make_identity(tenant_id=OTHER)))
+    with redis.Redis.from_url(stack.memory_url) as client:
+        client.sadd("audit:tenants", TENANT)
+        client.set(f"audit:{{{TENANT}}}:rows", "x")
+    flower = start_flower(stack, tmp_path)
+    try:
+        for path in ("/audit", "/audit/list"):
+            page = flower.ask(path)
+            assert page.status == 503
+            assert "somebody else has written it" in page.text
+            assert TENANT in page.text
+            assert "does not answer" not in page.text
+            assert flower.ask(f"{path}?tenant={OTHER}").status == 200
+    finally:
+        flower.end()
 
 
 def test_a_prefix_of_flower_is_one_of_the_pages(stack: Stack, tmp_path: Path) -> None:
