@@ -27,6 +27,6 @@ COPY --from=build /opt/skill-host /opt/skill-host
 
 USER 10001
 WORKDIR /srv
-# Flower looks for it in the working directory.
-COPY flowerconfig.py ./
+# Flower looks for it in the working directory; whatever the umask of the tree, it may read it.
+COPY --chmod=0644 flowerconfig.py ./
 CMD ["celery", "-A", "tasks", "worker", "--loglevel=INFO"]

@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 # Twice quiet: errors only.
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check
 
+# The tests start hundreds of processes: what one of them has compiled, the others read.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What the uv of `make lock` is told for every lock; `make lock UPGRADE=--upgrade` takes newer releases.
 COMPILE = pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 $(UPGRADE)
 
@@ -20,7 +23,7 @@ demo: $(STAMP) ## watch the audited host at work (KEEP=1 leaves it running)
 	@$(BIN)/python -m demo
 
 test: $(STAMP) ## run all tests (ARGS="-k name" is handed to pytest)
-	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP) ## check style, types, import rules and the Dockerfile
 	$(BIN)/ruff check .

@@ -17,8 +17,8 @@ from audit.canonical import KEYED, digest
 from audit.errors import CanonicalizationError
 from audit.keys import Key
 from audit.memory.base import RowFilter
+from audit.plain import clean
 from audit.row import STARTED
-from audit.table import clean
 from audit.terminal import echo, settings_of, stored_rows
 
 _SHAPE: Final = "give the arguments as one JSON object by name, in UTF-8"

@@ -14,16 +14,17 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from audit.cli_options import MEMORY_URL
 from audit.doctor.check import PROBES, SECONDS, Check, Level, Probe, bad, examine, ok, skipped
 from audit.doctor.local import key_probes, spool_probe
 from audit.doctor.store import store_probes
 from audit.errors import AuditError
-from audit.table import clean
-from audit.terminal import MEMORY_URL, console_of, echo, memory_of, settings_of
+from audit.plain import clean
+from audit.terminal import console_of, echo, memory_of, settings_of
 
 _STYLES: Final = {Level.OK: "green", Level.WARN: "yellow", Level.BAD: "bold red"}
 _OF_SETTINGS: Final = (
-    *("memory", "durability", "clock", "keeper", "leases"),
+    *("memory", "writes", "durability", "clock", "keeper", "leases"),
     *("context keys", "hash keys", "ledger keys", "spool"),
 )
 
@@ -43,7 +44,7 @@ def doctor(ctx: click.Context, timeout: float, as_json: bool) -> None:
     """Check this host and say what to do.
 
     Looked at are memory, broker, keys, spool, keeper, workers, skills, beat and Flower.
-    Run it where and as a worker runs, with the same environment. It changes nothing.
+    Run it where and as a worker runs, with the same environment. Nothing that it writes stays.
     Exit status: 0 nothing is BAD, 1 something is, 2 wrong usage.
 
     \b

@@ -16,7 +16,14 @@ from typing import Final
 import click
 
 from audit.cli_options import moment, parse_tenant, reading, tenant_option
-from audit.errors import AuditError, EvidenceError, LedgerDamagedError, LedgerError
+from audit.errors import (
+    AuditError,
+    EvidenceError,
+    LedgerDamagedError,
+    LedgerError,
+    MemoryDamagedError,
+    RowError,
+)
 from audit.ledger import pack
 from audit.ledger import verify_pack as verifying
 from audit.ledger.checkpoint import origin_of
@@ -25,8 +32,8 @@ from audit.ledger.keys import LedgerKeys
 from audit.ledger.proof import SUFFIX
 from audit.ledger.sealed_log import SealedLog
 from audit.memory.base import AuditMemory, RowFilter
+from audit.plain import clean
 from audit.row import AuditRow
-from audit.table import clean
 from audit.terminal import echo, memory_of, settings_of, stored_rows
 
 _FILE_MODE: Final = 0o640
@@ -192,7 +199,7 @@ def _found(
         try:
             rows = stored_rows(ctx, RowFilter(tenant_id=tenant, request_id=request_id), memory)
             found |= {tenant: those} if (those := list(rows)) else {}
-        except LedgerError as error:
+        except (LedgerError, MemoryDamagedError, RowError) as error:
             faults.append(_Unproven(f"tenant {tenant}: {error}"))
     return found, faults
 

@@ -63,13 +63,16 @@ def keep(ctx: click.Context, as_json: bool) -> None:
 def reconcile(ctx: click.Context, as_json: bool) -> None:
     """Close what is abandoned now, and list what was closed.
 
-    Takes as long as a lease must be seen absent: two thirds of AUDIT_LEASE_SECONDS.
+    Takes as long as a lease must be seen absent: two thirds of AUDIT_LEASE_SECONDS. What it closes
+    is counted over OTLP, where that is set up.
 
     \b
     Example:
       celery -A tasks audit reconcile
     """
-    sweep = _keeper(ctx, new_request_id()).reconcile()
+    holder = new_request_id()
+    with Exporting(holder, scraped=False):
+        sweep = _keeper(ctx, holder).reconcile()
     print_rows(ctx, sweep.closed, ROW_COLUMNS, as_json)
     if sweep.suspects:
         click.echo(

@@ -15,8 +15,8 @@ from audit.invocation import new_request_id
 from audit.ledger.keys import LedgerKeys, rotate_file, write_new
 from audit.ledger.sealer import Sealer, SealRound
 from audit.memory import AuditMemory
+from audit.plain import clean
 from audit.settings import AuditSettings
-from audit.table import clean
 from audit.terminal import echo, memory_of, settings_of
 
 #: Seconds to wait for another process that seals, and between two looks.

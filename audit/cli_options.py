@@ -1,4 +1,4 @@
-"""Options that several commands read: tenants, and moments in time."""
+"""Options that several commands read: the memory, tenants, and moments in time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 import click
+
+#: Where the context keeps what ``--memory`` said.
+MEMORY_URL: Final = "audit.memory_url"
 
 _RFC_3339: Final = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE

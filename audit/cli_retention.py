@@ -14,7 +14,7 @@ from audit.invocation import new_request_id
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.pruning import Prune, Pruner
-from audit.table import clean
+from audit.plain import clean
 from audit.terminal import echo, memory_of, settings_of
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -15,7 +16,7 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -31,6 +32,9 @@ from audit.top import Frame, as_text, read_frame
 _BESIDE: Final = 6
 #: What ``--once`` takes as the size of what is no terminal.
 _WIDTH, _HEIGHT = 200, 46
+_NO_TERMINAL: Final = (
+    "top needs a terminal that can be drawn on: use --once, or `tail` and `running` in pipes"
+)
 
 
 @click.command()
@@ -56,8 +60,8 @@ def top(ctx: click.Context, tenant_id: str | None, interval: float, once: bool) 
       celery -A tasks audit top --once
     """
     console = console_of(ctx)
-    if not once and console is None:
-        raise click.UsageError("top needs a terminal: use --once, or `tail` and `running` in pipes")
+    if not once and (console is None or console.is_dumb_terminal):
+        raise click.UsageError(_NO_TERMINAL)
     memory = memory_of(ctx)
     if once or console is None:
         _print_once(memory, tenant_id, console)
@@ -94,8 +98,9 @@ class _Watch:
         self._frame: Frame | None = None
 
     def go_on(self, interval: float) -> None:
-        """Look and show until q or Ctrl-C; the terminal is then as it was."""
+        """Look and show until q, Ctrl-C or a signal; the terminal is then as it was."""
         with (
+            _ended_by(signal.SIGTERM, signal.SIGHUP),
             _keys() as wants_to_end,
             Live(console=self._console, screen=True, auto_refresh=False) as live,
             suppress(KeyboardInterrupt),
@@ -118,9 +123,24 @@ class _Watch:
 
 
 @contextmanager
+def _ended_by(*numbers: signal.Signals) -> Iterator[None]:
+    """Inside, these signals end the program by an exception, so that the terminal is tidied up."""
+
+    def end(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
     """Waits so many seconds for a key; whether it was q. Without a keyboard, it only waits."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         yield _wait
         return
     descriptor = sys.stdin.fileno()

@@ -15,7 +15,11 @@ from uuid import UUID
 
 import click
 
+from audit import metrics
+from audit.cli_options import MEMORY_URL
 from audit.errors import CheckpointError, NoteKeyError
+from audit.invocation import new_request_id
+from audit.keeper_http import Exporting
 from audit.ledger.claims import Trust
 from audit.ledger.finding import Finding, LogReport, Report, Verdict
 from audit.ledger.keys import LedgerKeys
@@ -23,9 +27,9 @@ from audit.ledger.note_key import Algorithm, VerifierKey
 from audit.ledger.sources import Sources
 from audit.ledger.subject import Limits
 from audit.ledger.verifier import verify as check
+from audit.plain import clean
 from audit.settings import AuditSettings
-from audit.table import clean
-from audit.terminal import MEMORY_URL, echo, memory_of, settings_of
+from audit.terminal import echo, memory_of, settings_of
 
 _FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 #: Beyond a lease, how long an invocation may be open before that is worth a finding.
@@ -86,7 +90,8 @@ def verify(
     folder alone is checked, unless --memory names a memory, too.
 
     Exit status: 0 all is right and of each log something was checked, 1 a finding, or a log with
-    sealed rows of which nothing was checked, or nothing to check, 2 wrong usage.
+    sealed rows of which nothing was checked, or nothing to check, 2 wrong usage. Over OTLP, where
+    that is set up, it tells how many findings there are.
 
     \b
     Example:
@@ -115,6 +120,8 @@ def verify(
         )
     except CheckpointError as error:
         raise click.BadParameter(clean(str(error)), param_hint="'--from-checkpoint'") from error
+    with Exporting(new_request_id(), scraped=False, role="verifier"):
+        metrics.verified(findings=_sum(report)["findings"])
     for line in _json_lines(report) if as_json else _lines(report):
         echo(line)
     ctx.exit(0 if report.verdict is Verdict.RIGHT else 1)
@@ -213,7 +220,7 @@ def _sum(report: Report) -> dict[str, Any]:
     return {
         "verdict": report.verdict,
         "checked": sum(log.checked for log in report.logs),
-        "unsealed": sum(log.unsealed for log in report.logs),
+        "unsealed": sum(log.unsealed or 0 for log in report.logs),
         "findings": sum(len(log.findings) for log in report.logs),
     }
 
@@ -223,7 +230,7 @@ def _of_log(log: LogReport) -> str:
     facts = [
         f"sealed {log.sealed:,}, checked {log.checked:,}",
         f"cosigned {log.cosigned:,}",
-        f"unsealed {log.unsealed:,}",
+        "unsealed unknown" if log.unsealed is None else f"unsealed {log.unsealed:,}",
         log.pruned and f"pruned {log.pruned:,}",
         log.trimmed and f"trimmed from the memory {log.trimmed:,}",
     ]

@@ -40,6 +40,7 @@
     └── AuditMemoryError
         ├── MemoryUrlError         the URL names no memory we know (also a ValueError)
         ├── MemoryUnavailableError the store did not answer within the deadline
+        │   └── MemoryDamagedError     it answers, but what it keeps of one tenant is not ours
         ├── MemoryUnsuitableError  the store answers, but may lose or evict rows
         └── RowRefusedError        the memory refused the row: it would break "close once"
 
@@ -336,6 +337,23 @@ class MemoryUnavailableError(AuditMemoryError):
     def __init__(self, text: str = "", *, maybe_stored: bool = False) -> None:
         super().__init__(text)
         self.maybe_stored = maybe_stored
+
+
+class MemoryDamagedError(MemoryUnavailableError):
+    """The store answers, but what it keeps of one tenant is damaged or out of reach.
+
+    A key of another type, a value of another form: somebody else has written it. Other tenants are
+    not concerned. Remedy: put it back from a backup; ``audit verify`` says what else is wrong.
+
+    Args:
+        text: what is wrong, without any value.
+        maybe_stored: whether the row may have been stored all the same.
+        tenant_id: whose; empty for the list of tenants.
+    """
+
+    def __init__(self, text: str = "", *, maybe_stored: bool = False, tenant_id: str = "") -> None:
+        super().__init__(text, maybe_stored=maybe_stored)
+        self.tenant_id = tenant_id
 
 
 class MemoryUnsuitableError(AuditMemoryError):

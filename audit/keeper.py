@@ -7,7 +7,7 @@ memory, and of two who seal one comes second, which the memory decides.
 What is guaranteed: replaying, reconciling, sealing and the other duties do not stop each other.
 Whatever one of them raises, be it a row that nobody can read or a mistake of ours, is an alarm
 (sev-1, once for as long as it lasts), and the round goes on with the next. An outage of the memory
-alone is no alarm of any of them.
+alone is no alarm of any of them; what the memory keeps of one tenant and cannot be read is.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from audit.errors import (
     AuditError,
     AuditMemoryError,
     LedgerError,
+    MemoryDamagedError,
     RowRefusedError,
     SpoolError,
 )
@@ -99,6 +100,7 @@ class Keeper:
         self._reconciler = Reconciler(memory, lease_seconds=lease_seconds, clock=clock)
         self._tail = Tail(memory, seconds=self.interval / 4, clock=clock)
         self._looked: float | None = None
+        self._led_until: float | None = None
 
     @property
     def interval(self) -> float:
@@ -112,6 +114,8 @@ class Keeper:
         while not stop.is_set():
             try:
                 did = self.round()
+            except MemoryDamagedError as error:
+                self._alarm("a round", error)
             except AuditMemoryError as error:
                 if not failing:
                     logger.error("the keeper waits for the memory: %s", error)
@@ -139,11 +143,10 @@ class Keeper:
         self._outage = None
         replayed = self._guarded("replaying", self._replay) or 0
         try:
-            leads = self._memory.lead(ROLE, self._holder, self._lease_seconds)
+            leads = self._lead()
         except AuditMemoryError:
             self._reconciler.forget()
             raise
-        metrics.leads(leads)
         sweep = self._guarded("reconciling", self._reconciler.sweep) if leads else None
         if not leads or self._outage is not None:
             self._reconciler.forget()
@@ -156,12 +159,27 @@ class Keeper:
             raise self._outage
         return Round(leads=leads, replayed=replayed, sweep=sweep, sealed=sealed)
 
+    def _lead(self) -> bool:
+        """Whether this keeper leads; where nobody tells, it does for as long as its lease lasts."""
+        began = self._clock()
+        try:
+            leads = self._memory.lead(ROLE, self._holder, self._lease_seconds)
+        except AuditMemoryError:
+            if self._led_until is not None and self._clock() >= self._led_until:
+                self._led_until = None
+                metrics.leads(False)  # another may lead by now: what this one knew is an old story
+            raise
+        self._led_until = began + self._lease_seconds if leads else None
+        metrics.leads(leads)
+        return leads
+
     def _guarded(self, name: str, work: Callable[[], _Done]) -> _Done | None:
         """What that work gives; ``None`` where it raised, which stops nothing else."""
         try:
             done = work()
         except Exception as error:
-            if isinstance(error, AuditMemoryError) and not isinstance(error, RowRefusedError):
+            alarming = RowRefusedError, MemoryDamagedError
+            if isinstance(error, AuditMemoryError) and not isinstance(error, alarming):
                 self._outage = error
             else:
                 self._alarm(name, error)
@@ -199,6 +217,8 @@ class Keeper:
         try:
             # Who is abandoned must be seen in time, however much waits.
             sealed = self._sealer.round(lambda: self._clock() - began < self.interval)
+        except MemoryDamagedError:
+            raise
         except AuditMemoryError as error:
             logger.error("the ledger waits for the memory: %s", error)
             return None
@@ -208,6 +228,9 @@ class Keeper:
             self._seal_fault = str(error)
             metrics.seal_failed()
             return None
+        except Exception:
+            metrics.seal_failed()  # who watches the gauge must not take it for sound
+            raise
         self._seal_fault = ""
         if sealed is not None:
             metrics.sealed(rows=sealed.rows, waiting=sealed.waiting, faults=len(sealed.faults))
@@ -220,7 +243,6 @@ class Keeper:
             metrics.swept(
                 running=sweep.running,
                 oldest_seconds=sweep.oldest_seconds,
-                closed=len(sweep.closed),
                 orphans=sweep.orphans,
             )
 

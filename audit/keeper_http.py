@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,7 +33,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from audit import metrics
 from audit.errors import AuditError, MemoryUnsuitableError, SettingsError
 from audit.memory.base import AuditMemory
-from audit.telemetry import FLUSH_MILLIS, meters, pushes, pushing_reader, resource_of
+from audit.telemetry import end, meters, pushes, pushing_reader, resource_of
 
 logger: Final = logging.getLogger("audit")
 
@@ -59,11 +59,12 @@ class Exporting:
     """Counts while it is entered: for whoever scrapes, and over OTLP where that is set up.
 
     Args:
-        keeper: the id of this keeper.
+        who: the id of this keeper, or whoever else counts.
         scraped: whether :meth:`text` will be asked for.
+        role: what this process is, see :func:`audit.telemetry.resource_of`.
     """
 
-    def __init__(self, keeper: str, *, scraped: bool) -> None:
+    def __init__(self, who: str, *, scraped: bool, role: str = "keeper") -> None:
         self._registry = CollectorRegistry()
         readers: list[MetricReader] = []
         if scraped:
@@ -72,7 +73,7 @@ class Exporting:
             )
         if pushes("METRICS"):
             readers.append(pushing_reader())
-        self._provider = meters(readers, resource_of("keeper", keeper)) if readers else None
+        self._provider = meters(readers, resource_of(role, who)) if readers else None
         self._one_at_a_time = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -82,8 +83,7 @@ class Exporting:
 
     def __exit__(self, *raised: object) -> None:
         if self._provider is not None:
-            self._provider.force_flush(FLUSH_MILLIS)
-            self._provider.shutdown()
+            end([self._provider])
             metrics.bind(api.NoOpMeterProvider())
 
     def text(self) -> bytes:
@@ -114,7 +114,9 @@ class Proof:
         with self._one_at_a_time:
             now = self._clock()
             if self._known is None or now - self._known[0] >= PROOF_SECONDS:
-                self._known = (now, self._tried())
+                verdict = self._tried()
+                # From its end on: whoever waited for it takes it, else each would wait in turn.
+                self._known = (self._clock(), verdict)
             return self._known[1]
 
     def _tried(self) -> str:
@@ -186,6 +188,22 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "skill-host"
     sys_version = ""
 
+    def setup(self) -> None:
+        # The timeout alone bounds each read: who sends byte after byte would hold a place for ever.
+        self._too_late = threading.Timer(CLIENT_SECONDS, self._hang_up, [self.request])
+        self._too_late.daemon = True
+        self._too_late.start()
+        super().setup()
+
+    def finish(self) -> None:
+        self._too_late.cancel()
+        super().finish()
+
+    @staticmethod
+    def _hang_up(client: socket.socket) -> None:
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
     def do_GET(self) -> None:
         self._answer(body=True)
 
@@ -193,6 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, *, body: bool) -> None:
+        self._too_late.cancel()
         try:
             status, text = self.server.pages.answer(self.path)
         except Exception:  # a mistake of ours must be seen by whoever asks, and end nobody

@@ -59,6 +59,7 @@ _GAUGES: Final = {
     "skill_ledger_last_seal_timestamp_seconds": "When the sealer last sealed all it saw, Unix time",
     "skill_ledger_unsealed_rows": "Rows seen and not sealed, counted up to 1,000 a tenant",
     "skill_ledger_faults": "Logs that cannot be sealed (sev-1)",
+    "skill_ledger_findings": "Findings of an audit verify that has just ended (sev-1)",
 }
 #: How late the keeper that leads is, by its own monotonic clock; asked for whenever it is exported.
 _LATE: Final = "skill_keeper_late_seconds"
@@ -188,6 +189,12 @@ def closed_from_outside(payload: Mapping[str, object]) -> None:
     )
 
 
+def abandoned(payload: Mapping[str, object]) -> None:
+    """A row has closed an invocation whose process was gone; at once, whatever ends the sweep."""
+    closed_from_outside(payload)
+    _instruments.add("skill_abandoned_total", 1)
+
+
 def skill_late(skill_id: str) -> None:
     """A completion came after its invocation had been closed; that was counted already."""
     _instruments.add("skill_invoked_late_total", 1, skill_id=skill_id)
@@ -217,9 +224,7 @@ def leads(yes: bool) -> None:
         _gauges.leads_no_more()
 
 
-def swept(
-    *, running: int, oldest_seconds: float, closed: int, orphans: Mapping[str, Orphans]
-) -> None:
+def swept(*, running: int, oldest_seconds: float, orphans: Mapping[str, Orphans]) -> None:
     """The reconciler looked once; ``orphans`` by tenant."""
     _gauges.put(
         skill_running=running,
@@ -229,8 +234,6 @@ def swept(
     _gauges.put_tenants("skill_orphaned", {t: seen.count for t, seen in orphans.items()})
     _gauges.put_tenants("skill_orphaned_seconds", {t: seen.seconds for t, seen in orphans.items()})
     _gauges.swept()
-    if closed:
-        _instruments.add("skill_abandoned_total", closed)
 
 
 def arrived(tenant_id: str, kinds: Mapping[str, int]) -> None:
@@ -264,6 +267,11 @@ def sealed(*, rows: int, waiting: int, faults: int) -> None:
         _gauges.put(skill_ledger_last_seal_timestamp_seconds=time.time())
     if rows:
         _instruments.add("skill_ledger_sealed_rows_total", rows)
+
+
+def verified(*, findings: int) -> None:
+    """The ledger was verified once."""
+    _gauges.put(skill_ledger_findings=findings)
 
 
 def seal_failed() -> None:

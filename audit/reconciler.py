@@ -5,6 +5,9 @@ invocation is abandoned when the lease of its process has stayed absent, as seen
 while the memory answered without a break, for two periods: after an outage, a living process renews
 within one, so no outage condemns anyone who lives. Time is the observer's own monotonic clock.
 
+A started row that nobody can read, for it was damaged in the memory, keeps no other open. Nobody
+knows whose lease to look for, so it counts as one without a lease.
+
 Two reconcilers at once do no harm: the memory lets one close, and an abandoned ending that comes
 second adds nothing. A process that was only cut off and completes later gets
 ``skill.invoked_late``.
@@ -14,14 +17,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final
 
 from audit import metrics
-from audit.errors import RowError, RowRefusedError
+from audit.errors import MemoryDamagedError, RowError, RowRefusedError
 from audit.memory.base import AuditMemory, Stored
+from audit.memory.newest import is_sound
+from audit.memory.page import Damaged, Open
 from audit.metrics import Orphans
 from audit.row import AuditRow, Ending, Identity, Reason, skill_invoked_completed, timestamp
 
@@ -31,6 +37,8 @@ logger: Final = logging.getLogger("audit")
 RENEWALS: Final = 3
 #: For so many periods a lease must stay absent.
 PERIODS: Final = 2
+#: So many open invocations, the oldest, are looked at where one of them is damaged.
+MOST_BESIDE_DAMAGE: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +86,9 @@ class Reconciler:
         # For the alarm alone. A break in looking does not reset it: whoever looks so seldom that
         # nothing is ever condemned must be heard of.
         self._orphaned_since: dict[str, float] = {}
+        self._damaged_since: dict[Damaged, float] = {}
         self._last_look: float | None = None
+        self._told: dict[str, str] = {}
 
     @property
     def patience(self) -> float:
@@ -95,7 +105,8 @@ class Reconciler:
             return self._sweep()
         except BaseException:
             self.forget()
-            self._orphaned_since.clear()  # nobody could renew a lease: time counts from the answer
+            # Nobody could renew a lease: time counts from the answer.
+            self._orphaned_since.clear()
             raise
 
     def forget(self) -> None:
@@ -106,7 +117,8 @@ class Reconciler:
     # --- inside -------------------------------------------------------------------------------
 
     def _sweep(self) -> Sweep:
-        running = list(self._memory.running())
+        found = self._read()
+        running = found.rows
         condemned = self._observe({_worker(row) for row in running})
         closed = [
             row
@@ -115,22 +127,66 @@ class Reconciler:
         ]
         ages = [(self._now() - datetime.fromisoformat(row.ts)).total_seconds() for row in running]
         return Sweep(
-            running=len(running) - len(closed),
+            running=found.total - len(closed),
             oldest_seconds=max([0.0, *ages]),
             closed=closed,
             suspects=len(self._absent_since) - len(condemned),
             orphans=self._orphans(running, {row.request_id for row in closed}),
         )
 
-    def _orphans(self, running: Iterable[AuditRow], closed: set[str]) -> dict[str, Orphans]:
-        now, found = self._clock(), dict[str, Orphans]()
-        for row in running:
-            before = found.get(row.tenant_id, Orphans(count=0, seconds=0.0))
-            since = self._orphaned_since.get(_worker(row))
-            if since is not None and row.request_id not in closed:
-                seconds = max(before.seconds, now - since)
-                before = Orphans(count=before.count + 1, seconds=seconds)
-            found[row.tenant_id] = before
+    def _read(self) -> Open:
+        """What is open of all tenants; one whose keys are damaged keeps no other's open."""
+        found, faults = list[Open](), dict[str, str]()
+        for tenant_id in self._memory.tenants():
+            try:
+                found.append(self._read_tenant(tenant_id))
+            except MemoryDamagedError as error:
+                faults[tenant_id] = str(error)
+        for tenant_id, text in faults.items():
+            if self._told.get(tenant_id) != text:  # each once, for as long as it lasts
+                logger.critical("nothing is closed: %s", text, extra={"severity": "sev-1"})
+        self._told = faults
+        damaged = tuple(chain.from_iterable(one.damaged for one in found))
+        self._report(damaged)
+        rows = tuple(chain.from_iterable(one.rows for one in found))
+        return Open(rows=rows, total=len(rows), damaged=damaged)
+
+    def _read_tenant(self, tenant_id: str) -> Open:
+        """What is open of one; where one of them cannot be read, it and the others."""
+        try:
+            rows = tuple(self._memory.running(tenant_id))
+        except RowError:
+            rows = None
+        if rows is not None and all(map(is_sound, rows)):
+            return Open(rows=rows, total=len(rows))
+        return self._memory.open_page(tenant_id, MOST_BESIDE_DAMAGE)
+
+    def _report(self, damaged: Iterable[Damaged]) -> None:
+        """Once of each, for as long as it is open."""
+        now, before = self._clock(), self._damaged_since
+        self._damaged_since = {place: before.get(place, now) for place in damaged}
+        for place in self._damaged_since.keys() - before.keys():
+            logger.critical(
+                "an open invocation at %s of tenant %s cannot be closed: no row stands there",
+                place.position,
+                place.tenant_id,
+                extra={"severity": "sev-1"},
+            )
+
+    def _orphans(self, running: Collection[AuditRow], closed: set[str]) -> dict[str, Orphans]:
+        since = [
+            (row.tenant_id, self._orphaned_since.get(_worker(row)))
+            for row in running
+            if row.request_id not in closed
+        ]
+        since += [(place.tenant_id, moment) for place, moment in self._damaged_since.items()]
+        now = self._clock()
+        found = {row.tenant_id: Orphans(count=0, seconds=0.0) for row in running}
+        for tenant_id, moment in since:
+            if moment is not None:
+                before = found.get(tenant_id, Orphans(count=0, seconds=0.0))
+                longest = max(before.seconds, now - moment)
+                found[tenant_id] = Orphans(count=before.count + 1, seconds=longest)
         return found
 
     def _observe(self, workers: set[str]) -> set[str]:
@@ -150,7 +206,7 @@ class Reconciler:
         """One row that cannot be read must not keep all others open."""
         try:
             return self._close(started)
-        except (RowError, RowRefusedError, KeyError) as error:
+        except (RowError, RowRefusedError, MemoryDamagedError, KeyError) as error:
             logger.critical(
                 "an open invocation at %s cannot be closed: %r",
                 started.position,
@@ -175,7 +231,7 @@ class Reconciler:
         )
         if self._memory.emit(row) is not Stored.NEW:
             return None
-        metrics.closed_from_outside(row.payload)
+        metrics.abandoned(row.payload)
         logger.error(
             "invocation %s of %s was abandoned by worker %s and is closed",
             row.request_id,

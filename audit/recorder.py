@@ -18,7 +18,13 @@ from enum import StrEnum
 from typing import Final
 
 from audit.breaker import Breaker
-from audit.errors import AuditMemoryError, MemoryUnavailableError, RowRefusedError, SpoolError
+from audit.errors import (
+    AuditMemoryError,
+    MemoryDamagedError,
+    MemoryUnavailableError,
+    RowRefusedError,
+    SpoolError,
+)
 from audit.memory.base import AuditMemory, Hold, Once, Stored
 from audit.row import AuditRow
 from audit.spool import Spool
@@ -94,6 +100,8 @@ class Recorder:
         self._ask_breaker()
         try:
             return self.memory.deaths(tenant_id, message)
+        except MemoryDamagedError:
+            raise  # it answered: other tenants are not concerned
         except AuditMemoryError:
             self._breaker.failed()
             raise
@@ -168,8 +176,8 @@ class Recorder:
     def _emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         try:
             stored = self.memory.emit(row, once, hold)
-        except RowRefusedError:
-            self._breaker.succeeded()
+        except (RowRefusedError, MemoryDamagedError):
+            self._breaker.succeeded()  # it answered: other tenants are not concerned
             raise
         except AuditMemoryError:
             self._breaker.failed()

@@ -17,14 +17,14 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 from audit import metrics
-from audit.errors import RowError, RowRefusedError, SpoolError
+from audit.errors import MemoryDamagedError, RowError, RowRefusedError, SpoolError
 from audit.memory.base import SETTLING, AuditMemory, Stored
 from audit.row import COMPLETED, AuditRow
 
@@ -155,21 +155,33 @@ class Spool:
             go_on: asked before each row; whoever has other duties stops in time, the rest waits.
 
         Raises:
+            MemoryDamagedError: what the memory keeps of a tenant takes no row; its rows wait on,
+                and those of all others were emitted.
             AuditMemoryError: the memory is still out of reach; what is left waits on.
             SpoolError: the disk does not let a row be read or removed; it waits on.
         """
         emitted = quarantined = 0
+        faults: dict[str, MemoryDamagedError] = {}
         for path in self._waiting():
             if not go_on():
                 break
-            if self._replay_one(path, memory):
-                emitted += 1
-            else:
-                quarantined += 1
+            try:
+                there = self._replay_one(path, memory, faults)
+            except MemoryDamagedError as error:
+                faults.setdefault(error.tenant_id, error)
+                continue
+            emitted, quarantined = emitted + there, quarantined + (not there)
+        for fault in faults.values():
+            raise fault
         return Replayed(emitted=emitted, quarantined=quarantined)
 
-    def _replay_one(self, path: Path, memory: AuditMemory) -> bool:
-        """Whether the row is in the memory now; if not, it is in quarantine."""
+    def _replay_one(
+        self, path: Path, memory: AuditMemory, faults: Mapping[str, MemoryDamagedError]
+    ) -> bool:
+        """Whether the row is in the memory now; if not, it is in quarantine.
+
+        Of a tenant that is at fault no other row is tried, so that theirs keep their order.
+        """
         try:
             stored = path.read_bytes()
         except FileNotFoundError:
@@ -182,6 +194,8 @@ class Spool:
             row = AuditRow.from_bytes(stored)
             if row.kind != COMPLETED:
                 raise RowError(f"a row of the kind {row.kind} does not belong into a spool")
+            if row.payload.get("tenant_id") in faults:
+                raise faults[row.tenant_id]
             stored_as = memory.emit(row)
         except (RowError, RowRefusedError) as error:
             return self._quarantine(path, str(error))

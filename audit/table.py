@@ -16,6 +16,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
+from audit.plain import clean
 from audit.row import AuditRow
 
 #: Kinds of this module are shown by what follows.
@@ -146,14 +147,6 @@ def age(ts: str, now: datetime) -> str:
     if minutes:
         return f"{minutes}m{seconds % 60:02}s"
     return f"{seconds}s"
-
-
-def clean(text: str) -> str:
-    """``text`` on one line, with nothing in it that a terminal obeys or hides."""
-    return "".join(
-        char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}"
-        for char in text
-    )
 
 
 def _styled(column: Column, row: AuditRow) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from audit import metrics
+from audit.errors import MemoryDamagedError
 from audit.memory.base import AuditMemory
 from audit.row import COMPLETED, STARTED
 
@@ -62,6 +63,7 @@ class Tail:
         """Count what has arrived, and publish the balance of each tenant.
 
         Raises:
+            MemoryDamagedError: what the memory keeps of a tenant is no rows; all others count.
             AuditMemoryError: the memory did not answer; nothing is lost, the next look goes on.
         """
         behind = False
@@ -77,25 +79,42 @@ class Tail:
         end = self._clock() + self._seconds
         tenants = self._meet(self._memory.tenants())
         turn, self._turn = self._turn, 0
+        fault: MemoryDamagedError | None = None
         for number in range(len(tenants)):
             place = (turn + number) % len(tenants)
-            more = self._count(tenants[place])
-            while more and self._clock() < end:
-                more = self._count(tenants[place])
+            more = False
+            try:
+                more = self._count_until(end, tenants[place])
+            except MemoryDamagedError as error:
+                fault = fault or error
             is_last = number + 1 == len(tenants)
             if (more or not is_last) and self._clock() >= end:
                 self._turn = place + 1
                 return True
+        if fault is not None:
+            raise fault
         return False
+
+    def _count_until(self, end: float, tenant_id: str) -> bool:
+        """Count a tenant's pages, one at least; whether there may be more."""
+        more = self._count(tenant_id)
+        while more and self._clock() < end:
+            more = self._count(tenant_id)
+        return more
 
     def _meet(self, tenants: list[str]) -> list[str]:
         """Begin behind what the first look finds; a tenant that comes later, at its start."""
         for tenant_id in tenants:
             if tenant_id not in self._seen:
-                newest = self._memory.last_position(tenant_id) if self._first else None
-                self._seen[tenant_id] = newest
+                self._seen[tenant_id] = self._newest(tenant_id) if self._first else None
         self._first = False
         return tenants
+
+    def _newest(self, tenant_id: str) -> str | None:
+        try:
+            return self._memory.last_position(tenant_id)
+        except MemoryDamagedError:
+            return None  # counting it tells
 
     def _count(self, tenant_id: str) -> bool:
         """Count one page; whether there may be more."""

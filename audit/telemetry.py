@@ -1,14 +1,18 @@
 """What every process of a host gives to OpenTelemetry: who it is, and where its metrics go.
 
-The standard ``OTEL_*`` variables decide where telemetry goes; without an OTLP endpoint none is
-pushed. Nothing is started at import.
+The standard ``OTEL_*`` variables decide where telemetry goes; without an OTLP endpoint, or with
+``none`` as the exporter of a signal, none is pushed. Nothing is started at import. A process ends
+in time whatever the collector does.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 from uuid import uuid4
 
@@ -17,15 +21,21 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.metrics.view import DropAggregation, View
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
 
-#: How long the last export of a process may take, in milliseconds.
-FLUSH_MILLIS: Final = 5000
+logger: Final = logging.getLogger("audit")
+
+#: How long a process that ends may take to export what is left, all in all. A pool child is
+#: replaced when it has ended, so a collector that is away costs every child so much and no more.
+LAST_SECONDS: Final = 2.0
 
 _SERVICE: Final = "skill-host"
 
 
 def pushes(signal: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether there is an endpoint for a signal, ``"METRICS"`` or ``"TRACES"``."""
+    """Whether a signal, ``"METRICS"`` or ``"TRACES"``, is wanted and has an endpoint."""
+    if environ.get(f"OTEL_{signal}_EXPORTER", "").strip().lower() == "none":
+        return False
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
     return any(environ.get(name) for name in names)
 
@@ -34,7 +44,7 @@ def resource_of(role: str, worker: str, environ: Mapping[str, str] = os.environ)
     """Who this process is: no two processes share an instance id.
 
     Args:
-        role: ``"worker"``, ``"child"`` or ``"keeper"``.
+        role: ``"worker"``, ``"child"``, ``"keeper"`` or ``"verifier"``.
         worker: the id of the worker it belongs to, or of the keeper.
     """
     named = "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
@@ -79,3 +89,29 @@ def meters(readers: Sequence[MetricReader], resource: Resource) -> MeterProvider
         shutdown_on_exit=False,
         views=[View(instrument_name="flower.task.runtime.seconds", aggregation=DropAggregation())],
     )
+
+
+def end(providers: Iterable[MeterProvider | TracerProvider]) -> None:
+    """Export what is left and stop; what takes longer than :data:`LAST_SECONDS` is left behind.
+
+    In threads, for the SDK's own limits hold for each step alone: they add up to half a minute.
+    """
+    threads = [
+        threading.Thread(target=_end, args=(provider,), name="audit-telemetry-end", daemon=True)
+        for provider in providers
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + LAST_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        logger.warning("telemetry that was left at the end of this process could not be exported")
+
+
+def _end(provider: MeterProvider | TracerProvider) -> None:
+    try:
+        provider.force_flush()
+        provider.shutdown()
+    except Exception:  # telemetry stops nobody who ends
+        logger.warning("telemetry could not be ended", exc_info=True)

@@ -15,17 +15,16 @@ from typing import Final
 import click
 from rich.console import Console
 
+from audit.cli_options import MEMORY_URL
 from audit.errors import MemoryUrlError
 from audit.ledger.archive import Archive, read_through
 from audit.ledger.folder import LedgerFolder
 from audit.memory import AuditMemory, open_memory
 from audit.memory.base import RowFilter
+from audit.plain import clean
 from audit.row import AuditRow
 from audit.settings import AuditSettings
-from audit.table import Column, Table, clean
-
-#: Where the context keeps what ``--memory`` said.
-MEMORY_URL: Final = "audit.memory_url"
+from audit.table import Column, Table
 
 as_json_option: Final = click.option(
     "--json", "as_json", is_flag=True, help="Print the stored rows unchanged, one a line."

@@ -18,8 +18,9 @@ from rich.text import Text
 from audit.board.line import text
 from audit.board.overview import held_leases
 from audit.memory.base import AuditMemory, RowFilter
+from audit.plain import clean
 from audit.row import COMPLETED, AuditRow
-from audit.table import age, clean, fitting
+from audit.table import age, fitting
 
 #: Entries looked at for the last endings.
 LOOK: Final = 1_000

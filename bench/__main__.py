@@ -55,7 +55,7 @@ def _ledger(rounds: int, tasks: int) -> tuple[str, Any]:
 
 
 def _board(rounds: int, tasks: int) -> tuple[str, Any]:
-    looks = board.measure(tasks)
+    looks = board.measure(rounds, tasks)
     return board.report(looks), board.raw(looks)
 
 
@@ -88,7 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="What the audit costs.")
     parser.add_argument(
-        "--rounds", type=_up_to(MOST_ROUNDS), default=10, help="interleaved rounds (10)"
+        "--rounds",
+        type=_up_to(MOST_ROUNDS),
+        default=10,
+        help="interleaved rounds (10); in the board section three times as many of each page",
     )
     parser.add_argument(
         "--tasks",

@@ -23,12 +23,20 @@ from celery.schedules import BaseSchedule, crontab
 
 from audit.context import PERSONA_HEADER, TENANT_HEADER, InvocationContext
 from audit.errors import InvocationError, ScheduleDefinitionError
-from audit.schedule import Tick, is_schedule_name
+from audit.schedule import (
+    DUE_HEADER,
+    ONCE_HEADER,
+    SCHEDULE_HEADER,
+    Tick,
+    is_schedule_name,
+)
 from tasks.runtime import runtime_of
 from tasks.task import SkillTask
 
 #: The option of an entry; kept among Celery's own options, so that every store of entries keeps it.
 ONCE_OPTION: Final = "once_per_tick"
+
+_TICK_HEADERS: Final = frozenset({SCHEDULE_HEADER, DUE_HEADER, ONCE_HEADER})
 
 
 class OnceOption:
@@ -90,9 +98,17 @@ class TickingScheduler:
 
 
 class SkillScheduler(TickingScheduler, PersistentScheduler):
-    """The scheduler of a skill host, unless ``beat_scheduler`` names another one."""
+    """The scheduler of a skill host, unless ``beat_scheduler`` names another one.
+
+    What it has sent is in its file at once, unless ``beat_sync_every`` says otherwise: Celery's own
+    writes every three minutes, and sends all those ticks again when it was killed.
+    """
 
     Entry = SkillEntry
+
+    def __init__(self, app: Any, *args: Any, **rest: Any) -> None:
+        rest.setdefault("sync_every_tasks", app.conf.beat_sync_every or 1)
+        super().__init__(app, *args, **rest)
 
 
 # --- due times ----------------------------------------------------------------------------------
@@ -133,11 +149,18 @@ def schedule_faults(app: Any, schedule: Mapping[str, Any]) -> list[str]:
     """Why entries of a schedule, as it is configured, could not be audited, in words."""
     found = []
     for name, entry in schedule.items():
-        fields = dict(entry)
-        options = dict(fields.get("options") or {})
+        try:
+            fields = dict(entry)
+            options = dict(fields.get("options") or {})
+        except (TypeError, ValueError):
+            found.append(_said(name, None, "it must be a mapping, and its options must be another"))
+            continue
         if fields.get(ONCE_OPTION) is not None:
             options[ONCE_OPTION] = fields[ONCE_OPTION]
-        found += faults(app, name, fields.get("task"), fields.get("schedule"), options)
+        task = fields.get("task")
+        found += faults(app, name, task, fields.get("schedule"), options)
+        if (reason := _arguments_fault(app, task, fields)) is not None:
+            found.append(_said(name, task, reason))
     return found
 
 
@@ -160,13 +183,39 @@ def faults(app: Any, name: Any, task: Any, schedule: Any, options: Mapping[str, 
     if not is_audited(app, task, options):
         plain = options.get(ONCE_OPTION)
         return [_said(name, task, "once_per_tick is for skills only")] if plain else []
-    reasons = (_name_fault(name), _caller_fault(app, options), _once_fault(schedule, options))
+    reasons = (
+        _name_fault(name),
+        _caller_fault(app, options),
+        _once_fault(schedule, options),
+        _tick_fault(options),
+    )
     return [_said(name, task, reason) for reason in reasons if reason is not None]
 
 
 def _said(name: Any, task: Any, reason: str) -> str:
     shown = repr(name) if is_schedule_name(name) else "with a name of its own making"
     return f"beat entry {shown} of task {task}: {reason}"
+
+
+def _arguments_fault(app: Any, task: Any, fields: Mapping[str, Any]) -> str | None:
+    """Arguments that do not fit would fail at each tick, in beat's log alone."""
+    known = app.tasks.get(task)
+    if not isinstance(known, SkillTask):
+        return None
+    try:
+        known.parameters.bind(*(fields.get("args") or ()), **(fields.get("kwargs") or {}))
+    except TypeError:
+        return "its args and kwargs do not fit the skill"
+    return None
+
+
+def _tick_fault(options: Mapping[str, Any]) -> str | None:
+    headers = options.get("headers")
+    if isinstance(headers, Mapping) and _TICK_HEADERS & headers.keys():
+        return "its ticks are named by beat alone: leave audit_schedule and the like out of headers"
+    if options.get("task_id") is not None:
+        return "each tick needs a task id of its own, to be told from others: leave out task_id"
+    return None
 
 
 def _name_fault(name: Any) -> str | None:

@@ -1,6 +1,6 @@
 """What ``audit doctor`` asks of Celery: broker, results, pools, limits, plain tasks, beat, Flower.
 
-It changes nothing and publishes no skill. No line holds the address of a broker or a result
+Nothing of it stays, and it publishes no skill. No line holds the address of a broker or a result
 backend beyond scheme, host and port.
 """
 
@@ -33,7 +33,15 @@ IGNORED: Final = {
 #: Seconds in which workers answer.
 INSPECT_SECONDS: Final = 1.0
 
-_SPELLED: Final = {"threads": "thread"}
+#: Brokers that answer and yet carry no audited host, by the driver kombu names, and why.
+UNFIT: Final = {
+    "memory": "its messages live and die with one process",
+    "filesystem": "it loses messages, and has neither events nor remote control",
+    "sql": "it has neither events nor remote control, and can lose messages",
+}
+
+_SPELLED: Final = {"threads": "thread", "processes": "prefork"}
+_KEEPS_LIMITS: Final = "prefork"
 _HOST: Final = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
 _SHIPPED: Final = Path(__file__).parents[1] / "flowerconfig.py"
 _PREFORK: Final = "use the prefork pool where skills have limits"
@@ -69,19 +77,28 @@ def celery_probes(app: Any) -> list[Probe]:
 
 def broker(app: Any) -> Check:
     """Whether both the broker that is read and the one that is written to answer."""
-    places = []
+    places, unfit = [], set()
     for connection in (app.connection_for_read(), app.connection_for_write()):
         with connection:
             places.append(_place(connection))
             _connect(connection)
-    return ok("broker", f"{' and '.join(dict.fromkeys(places))} answers")
+            unfit.add(UNFIT.get(connection.transport.driver_type))
+    seen = f"{' and '.join(dict.fromkeys(places))} answers"
+    if whys := sorted(filter(None, unfit)):
+        return warn("broker", f"{seen}, but {'; '.join(whys)}", "use Redis, Valkey or RabbitMQ")
+    return ok("broker", seen)
 
 
 def result_backend(app: Any) -> Check:
     """Whether results could be read; asked for one that there is not."""
     backend = app.backend
     if isinstance(backend, DisabledBackend):
-        return ok("result backend", "none: no caller gets a result, and none can wait for one")
+        return warn(
+            "result backend",
+            "none: no caller gets a result, and none can wait for one",
+            "set result_backend: until then no caller hears of AuditEmitFailed (503), nor how its"
+            " skill ended; if nobody waits, all is well",
+        )
     if isinstance(backend, RPCBackend):
         return skipped("result backend", "results come by the broker: see its line")
     backend.get_task_meta(f"audit-doctor-{uuid4()}", cache=False)
@@ -109,8 +126,8 @@ def configured_pool(app: Any) -> Check:
     """The pool of the settings; a worker's command line goes before it."""
     pool = str(app.conf.worker_pool)
     kind = pool_kind(pool)
-    if kind in IGNORED:
-        return warn("pool", f"worker_pool is {kind}: it ignores {IGNORED[kind]}", _PREFORK)
+    if fault := _fault_of(kind):
+        return warn("pool", f"worker_pool is {kind}: it {fault}", _PREFORK)
     return ok("pool", f"worker_pool is {kind}")
 
 
@@ -133,9 +150,7 @@ def worker_pools(app: Any) -> Check:
     if not pools:
         return skipped(name, "no worker answered", "start one, or look at its log if one runs")
     said = [
-        f"{worker} ({kind}) ignores {IGNORED[kind]}"
-        for worker, kind in pools.items()
-        if kind in IGNORED
+        f"{worker} ({kind}) {fault}" for worker, kind in pools.items() if (fault := _fault_of(kind))
     ]
     if said:
         return warn(name, "; ".join(sorted(said)), _PREFORK)
@@ -146,6 +161,13 @@ def pool_kind(spelled: str) -> str:
     """``thread`` for ``threads`` as for ``celery.concurrency.thread:TaskPool``."""
     word = spelled.partition(":")[0].rpartition(".")[2]
     return _SPELLED.get(word, word)
+
+
+def _fault_of(kind: str) -> str:
+    """What is wrong with a pool; nothing is with the one that keeps every limit."""
+    if kind in IGNORED:
+        return f"ignores {IGNORED[kind]}"
+    return "" if kind == _KEEPS_LIMITS else "is not known to keep time limits"
 
 
 # --- tasks --------------------------------------------------------------------------------------

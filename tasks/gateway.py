@@ -62,23 +62,30 @@ CALL_SECONDS: Final = 10.0
 
 
 def gateway(
-    celery_app: Celery, *, threads: int = 16, line: int = 240, waits: int = 256
+    celery_app: Celery,
+    *,
+    threads: int = 16,
+    line: int = 240,
+    waits: int = 256,
+    seconds: float = CALL_SECONDS,
 ) -> Starlette:
     """The ASGI app that serves the skills of ``celery_app``.
 
     Args:
         celery_app: a skill host; its skills are those that its modules declare.
-        threads: how many calls of broker, result backend and memory run at a time.
-        line: how many may wait for a thread; beyond that requests are answered 503.
+        threads: how many calls are published at a time, and how many are asked for beside them.
+        line: how many of each may wait for a thread; beyond that requests are answered 503.
         waits: how many requests may wait for a result at a time; likewise.
+        seconds: that one call of broker, result backend or memory may take.
 
     Raises:
         SettingsError: ``audit_gateway_tokens`` or ``audit_gateway_keys`` are missing or malformed,
             or the app cannot serve a gateway.
     """
     settings = AuditSettings.read(celery_app.conf, os.environ)
-    pool = Threads(threads, line, CALL_SECONDS)
-    desk = Desk(Calls(celery_app), StatusLinks(settings.gateway_keys), pool, Waits(waits))
+    publishing, asking = Threads(threads, line, seconds), Threads(threads, line, seconds)
+    links, calls = StatusLinks(settings.gateway_keys), Calls(celery_app, seconds)
+    desk = Desk(calls, links, publishing, asking, Waits(waits))
     served = _Gateway(desk, Tokens.read(settings.gateway_tokens), settings)
     keep_queries_out_of_the_log()
 
@@ -86,7 +93,8 @@ def gateway(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         telemetry.set_up()
         yield
-        pool.close()
+        publishing.close()
+        asking.close()
         telemetry.shut_down()
 
     served_app = Starlette(

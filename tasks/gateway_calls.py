@@ -6,11 +6,9 @@ error as the result backend has it is read, for its class, and told to nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from itertools import islice
 from typing import Any, Final
 
 from celery import Celery, states
@@ -24,7 +22,8 @@ from audit.errors import (
     SettingsError,
     SkillArgumentsError,
 )
-from audit.row import COMPLETED, AuditRow
+from audit.memory.base import RowFilter
+from audit.row import COMPLETED
 from tasks.gateway_arguments import call_of, parse
 from tasks.gateway_links import Ticket
 from tasks.runtime import runtime_of
@@ -32,8 +31,8 @@ from tasks.task import SkillTask
 
 #: A row is on record before its result is, by no more than an emit takes.
 _BEFORE: Final = timedelta(seconds=5)
-#: Of how many rows behind that moment the error's text is looked for.
-_LOOK: Final = 2_000
+#: By how much the memory's clock may be ahead of the worker's.
+_AFTER: Final = timedelta(seconds=1)
 _IGNORE_RESULT: Final = "ignore_result"
 
 
@@ -78,13 +77,19 @@ class Outcome:
 
 
 class Calls:
-    """Publishes and asks, for one app.
+    """Publishes and asks, for one app, whose connections are bounded in time by this.
+
+    Args:
+        app: the host.
+        seconds: that somebody waits for one call. Redis, as broker and as result backend, may
+            take twice as long, so that a call given up in a short hang is still published. Celery
+            sets a broker no limit: a connection that died silently would keep its thread for good.
 
     Raises:
         SettingsError: the app cannot serve a gateway; the text says why.
     """
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, seconds: float) -> None:
         if app.conf.task_always_eager:
             raise SettingsError(
                 "task_always_eager would run skills in the gateway itself: leave it out"
@@ -95,6 +100,8 @@ class Calls:
                 " that every gateway can ask, like Redis"
             )
         self._app = app
+        self._once = _bound_broker(app, 2 * seconds)
+        _bound_results(app, 2 * seconds)
 
     def skills(self) -> dict[str, SkillTask]:
         """The skills that are declared, by their id; plain tasks are none."""
@@ -124,8 +131,12 @@ class Calls:
         # Celery's Redis backend would subscribe to each result that is not ignored, in a connection
         # nobody reads here. So this call ignores it, and the message says that the worker does not.
         headers[_IGNORE_RESULT] = bool(skill.ignore_result)  # type: ignore[assignment]
+        # What was sent may lie in a socket that a broker reads later: again would be twice.
+        policy = {"retry": False} if self._once else {}
         with using(context):
-            skill.apply_async(args, kwargs, task_id=task_id, ignore_result=True, headers=headers)
+            skill.apply_async(
+                args, kwargs, task_id=task_id, ignore_result=True, headers=headers, **policy
+            )
 
     def outcome(self, task_id: str) -> Outcome:
         """What became of a message."""
@@ -150,23 +161,40 @@ class Calls:
         return {"type": kind, "message": recorded}
 
     def _recorded(self, ticket: Ticket, done: datetime | None) -> str | None:
+        """The text of the last attempt that is on record."""
         if done is None:
             return None
         memory = runtime_of(self._app).memory
+        wanted = RowFilter(
+            tenant_id=ticket.tenant_id,
+            task_id=ticket.task_id,
+            kind=COMPLETED,
+            since=done - _BEFORE,
+        )
         try:
-            rows = memory.rows(ticket.tenant_id, since=done - _BEFORE)
-            return _message(islice(rows, _LOOK), ticket.task_id)
+            # Around the result; where clocks disagree or the row was spooled, among the newest.
+            for cursor in (memory.cursor_at(done + _AFTER), None):
+                for row in memory.page(wanted, most=1, cursor=cursor).rows:
+                    text: str | None = row.payload.get("error_message")
+                    return text
         except AuditMemoryError:
-            return None
+            pass
+        return None
 
 
-def _message(rows: Iterable[AuditRow], task_id: str) -> str | None:
-    """The text of the last attempt that is on record."""
-    found = None
-    for row in rows:
-        if row.kind == COMPLETED and row.meta.get("task_id") == task_id:
-            found = row.payload.get("error_message")
-    return found
+def _bound_broker(app: Celery, seconds: float) -> bool:
+    """Bound what a broker may take, where that is a Redis; whether it is one."""
+    if app.connection_for_write().transport.driver_type != "redis":
+        return False
+    bounds = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+    app.conf.broker_transport_options = {**bounds, **(app.conf.broker_transport_options or {})}
+    return True
+
+
+def _bound_results(app: Celery, seconds: float) -> None:
+    """Bound what a Redis as result backend may take; asking it again is harmless."""
+    for name in ("redis_socket_timeout", "redis_socket_connect_timeout"):
+        app.conf[name] = min(app.conf[name] or seconds, seconds)
 
 
 def _moment(written: object) -> datetime | None:

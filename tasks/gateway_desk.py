@@ -26,7 +26,7 @@ from audit.errors import (
 from tasks.gateway_arguments import MalformedBodyError
 from tasks.gateway_calls import Calls, Outcome, State
 from tasks.gateway_links import StatusLinks, Ticket
-from tasks.gateway_problem import Fault, Problem
+from tasks.gateway_problem import Fault, Problem, report
 from tasks.gateway_threads import BusyError, Threads, UnansweredError, Waits
 from tasks.gateway_tokens import Token
 from tasks.task import SkillTask
@@ -73,13 +73,30 @@ class Published:
 
 
 class Desk:
-    """Serves requests that have been checked."""
+    """Serves requests that have been checked.
 
-    def __init__(self, calls: Calls, links: StatusLinks, threads: Threads, waits: Waits) -> None:
+    Args:
+        calls: what is called, in threads.
+        links: makes and reads status links.
+        publishing: the threads of the broker alone: where it hangs, answers are still given.
+        asking: those of result backend and memory: where they hang, calls are still taken.
+        waits: how many may wait for a result.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        links: StatusLinks,
+        publishing: Threads,
+        asking: Threads,
+        waits: Waits,
+    ) -> None:
         self._calls = calls
         self._links = links
-        self._threads = threads
+        self._publishing = publishing
+        self._asking = asking
         self._waits = waits
+        self._answered = True
 
     def skills(self) -> Mapping[str, SkillTask]:
         """What can be called, by id."""
@@ -96,7 +113,7 @@ class Desk:
         """
         published = self._published(skill, context, base)
         try:
-            await self._threads.run(
+            await self._publishing.run(
                 self._calls.publish, skill, body, context, published.ticket.task_id
             )
         except BusyError:
@@ -114,6 +131,9 @@ class Desk:
             raise _bad_arguments(error) from None
         except InvalidInvocationContext as error:
             raise Problem(Fault.NOT_ALLOWED, str(error)) from None
+        except Exception as error:
+            report(error)
+            raise published.problem(Fault.INTERNAL, f"the gateway failed; {_UNKNOWN}") from None
         return published
 
     def _published(self, skill: SkillTask, context: InvocationContext, base: str) -> Published:
@@ -175,10 +195,14 @@ class Desk:
     async def _look(self, ticket: Ticket) -> Outcome | None:
         """``None`` where it could not be asked: another look may tell."""
         try:
-            return await self._threads.run(self._calls.outcome, ticket.task_id)
+            outcome = await self._asking.run(self._calls.outcome, ticket.task_id)
         except Exception as error:
-            logger.warning("the gateway cannot ask for a result: %s", type(error).__name__)
+            if self._answered:  # once, for every wait asks again and again
+                logger.warning("the gateway cannot ask for a result: %s", type(error).__name__)
+            self._answered = False
             return None
+        self._answered = True
+        return outcome
 
     async def status(self, link: str, token: Token) -> dict[str, Any]:
         """How far the invocation behind a link is.
@@ -203,7 +227,7 @@ class Desk:
         if _is_gate(outcome.error):
             return {"type": type(outcome.error).__name__, "message": _NOT_ON_RECORD}
         try:
-            return await self._threads.run(self._calls.told, ticket, outcome)
+            return await self._asking.run(self._calls.told, ticket, outcome)
         except (BusyError, UnansweredError):
             return {"type": type(outcome.error).__name__, "message": None}
 

@@ -4,13 +4,13 @@
   gateway's own where a tracer provider is set. The span has the route, not the address.
 * An error that nobody foresaw is answered by a plain 500; the log gets its type and the lines of
   code, for its text may repeat a value.
+* A request with two lengths is none, and ends its connection.
 * Answers are not to be cached, and uvicorn's access log loses its query strings.
 """
 
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -20,9 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from audit.context import TRACE_HEADER, TRACE_STATE_HEADER
-from tasks.gateway_problem import Fault, Problem
-
-logger: Final = logging.getLogger("audit")
+from tasks.gateway_problem import Fault, Problem, report
 
 _W3C: Final = TraceContextTextMapPropagator()
 _ACCESS_LOG: Final = "uvicorn.access"
@@ -50,11 +48,13 @@ class GatewayMiddleware:
             await self._answer(scope, receive, _Answer(send, scope, span))
 
     async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        if _has_two_lengths(scope["headers"]):
+            await _TWO_LENGTHS.response()(scope, receive, answer)
+            return
         try:
             await self._app(scope, receive, answer)
         except Exception as error:
-            lines = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("the gateway failed with %s\n%s", type(error).__name__, lines)
+            report(error)
             if answer.begun:
                 return
             problem = Problem(Fault.INTERNAL, "the gateway failed; its log says more")
@@ -83,6 +83,19 @@ class _Answer:
         self._span.set_attribute("http.response.status_code", status)
         if status >= 500:
             self._span.set_status(Status(StatusCode.ERROR))
+
+
+#: The server goes by one of them, a proxy before it perhaps by the other, and each sees other
+#: requests in what follows (RFC 9112, 6.3): nothing more is read of such a connection.
+_TWO_LENGTHS: Final = Problem(
+    Fault.MALFORMED_BODY,
+    "a request takes Content-Length or Transfer-Encoding, not both",
+    headers={"Connection": "close"},
+)
+
+
+def _has_two_lengths(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return {b"content-length", b"transfer-encoding"} <= {name.lower() for name, _ in headers}
 
 
 def _carrier(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from inspect import Parameter
 from typing import Any, Final
 
 from audit.canonical import SURPLUS_KEY
+from audit.errors import AuditError
 from tasks.gateway_problem import STATUS, Fault
 from tasks.gateway_request import HUMAN, PERSONA, TENANT
+from tasks.refusal import REFUSALS
 from tasks.task import SkillTask
 
 _PLAIN: Final[Mapping[Any, dict[str, Any]]] = {
@@ -28,6 +30,10 @@ _PLAIN: Final[Mapping[Any, dict[str, Any]]] = {
     None: {"type": "null"},
 }
 _LISTS: Final = (list, tuple)
+#: What may stand around a type and says nothing of its values.
+_MARKS: Final = (typing.Required, typing.NotRequired, typing.Annotated)
+#: Levels of a type that are told; one that holds itself has no end of them.
+DEPTH: Final = 6
 _REFERENCE: Final = {
     "type": "object",
     "properties": {"request_id": {"type": "string"}, "result_hash": {"type": "string"}},
@@ -70,7 +76,7 @@ def _operation(name: str, skill: SkillTask) -> dict[str, Any]:
         "responses": {
             "200": _result(skill),
             "202": _content("application/json", "Invocation", "Published; Location has its link"),
-            **_problems(_OF_A_CALL),
+            **_problems(_OF_A_CALL, _REFUSED),
         },
     }
 
@@ -97,32 +103,62 @@ def arguments_schema(skill: SkillTask) -> dict[str, Any]:
     }
 
 
-def schema_of(hint: Any) -> dict[str, Any]:
-    """The JSON Schema of an annotation; an open one where it tells nothing that JSON knows."""
-    if hint in _PLAIN:
-        return dict(_PLAIN[hint])
+def schema_of(hint: Any, depth: int = DEPTH) -> dict[str, Any]:
+    """The JSON Schema of an annotation; an open one where it tells nothing that JSON knows.
+
+    Args:
+        hint: the annotation.
+        depth: of how many levels is told; a type may hold itself.
+    """
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _MARKS:
+        return schema_of(parts[0], depth)
+    if origin is None and isinstance(hint, Hashable) and hint in _PLAIN:
+        return dict(_PLAIN[hint])
+    if depth < 1:
+        return {}
     if origin in (typing.Union, types.UnionType):
-        return {"anyOf": [schema_of(part) for part in parts]}
+        return {"anyOf": [schema_of(part, depth - 1) for part in parts]}
     if origin is typing.Literal:
-        return {"enum": list(parts)}
+        return {"enum": list(parts)} if all(type(part) in _PLAIN for part in parts) else {}
     if (origin or hint) in _LISTS:
-        items = parts[0] if origin is list or parts[1:] == (...,) else Any
-        return {"type": "array", "items": schema_of(items)}
+        items = parts[0] if parts and (origin is list or parts[1:] == (...,)) else Any
+        return {"type": "array", "items": schema_of(items, depth - 1)}
     if (origin or hint) is dict:
-        return {"type": "object", "additionalProperties": schema_of((*parts, Any, Any)[1])}
+        values = (*parts, Any, Any)[1]
+        return {"type": "object", "additionalProperties": schema_of(values, depth - 1)}
     if typing.is_typeddict(hint):
-        return _typed_dict(hint)
+        return _typed_dict(hint, depth - 1)
     return {}
 
 
-def _typed_dict(hint: Any) -> dict[str, Any]:
-    parts = typing.get_type_hints(hint)
+def _typed_dict(hint: Any, depth: int) -> dict[str, Any]:
+    try:
+        parts = typing.get_type_hints(hint, include_extras=True)
+    except Exception:  # as in _hints
+        return {"type": "object"}
     return {
         "type": "object",
-        "properties": {name: schema_of(part) for name, part in parts.items()},
-        "required": sorted(hint.__required_keys__),
+        "properties": {name: schema_of(part, depth) for name, part in parts.items()},
+        "required": sorted(name for name, part in parts.items() if _is_required(hint, name, part)),
     }
+
+
+def _is_required(hint: Any, name: str, part: Any) -> bool:
+    """Python misses the mark of an annotation that is written as text."""
+    marks = _marks(part)
+    if typing.Required in marks or typing.NotRequired in marks:
+        return typing.Required in marks
+    return name in hint.__required_keys__
+
+
+def _marks(part: Any) -> list[Any]:
+    """What stands around the type itself, from the outside in."""
+    found = []
+    while (origin := typing.get_origin(part)) in _MARKS:
+        found.append(origin)
+        part = typing.get_args(part)[0]
+    return found
 
 
 def _hints(skill: SkillTask) -> dict[str, Any]:
@@ -153,12 +189,15 @@ def _content(kind: str, schema: str, description: str) -> dict[str, Any]:
     return {"description": description, "content": {kind: {"schema": reference}}}
 
 
-def _problems(faults: Iterable[Fault]) -> dict[str, Any]:
-    statuses = sorted({STATUS[fault] for fault in faults})
+def _problems(faults: Iterable[Fault], others: Iterable[int] = ()) -> dict[str, Any]:
+    statuses = sorted({STATUS[fault] for fault in faults} | {*others})
     return {str(status): {"$ref": "#/components/responses/Problem"} for status in statuses}
 
 
 _OF_A_CALL: Final = frozenset(Fault) - {Fault.UNKNOWN_INVOCATION, Fault.METHOD_NOT_ALLOWED}
+
+#: What a call is answered with that the worker refused.
+_REFUSED: Final = tuple(kind.http_status for kind in REFUSALS if issubclass(kind, AuditError))
 
 
 def _header(name: str, description: str, *, required: bool) -> dict[str, Any]:

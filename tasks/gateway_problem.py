@@ -8,6 +8,8 @@ places; it never repeats a value.
 from __future__ import annotations
 
 import json
+import logging
+import traceback
 from collections.abc import Mapping
 from enum import StrEnum
 from http import HTTPStatus
@@ -16,6 +18,8 @@ from typing import Any, Final
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+
+logger: Final = logging.getLogger("audit")
 
 #: Seconds after which it is worth to try again.
 RETRY_AFTER: Final = 5
@@ -117,6 +121,12 @@ class Problem(Exception):
         return Response(
             json.dumps(document), self.status, headers, media_type="application/problem+json"
         )
+
+
+def report(error: Exception) -> None:
+    """Log an unforeseen error: its type and the lines of code, for its text may repeat a value."""
+    lines = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("the gateway failed with %s\n%s", type(error).__name__, lines)
 
 
 def _asked_for(status: int) -> dict[str, str]:

@@ -56,7 +56,8 @@ class SkillHost(Celery):
         """Make an existing Celery app a host of skills; its plain tasks stay plain.
 
         Call it where the app is made, before anything is published: the messages' headers are
-        written by the app's AMQP class, which is replaced here.
+        written by the app's AMQP class, which is replaced here. It becomes Celery's current app
+        again, unless it is not meant to be one: the import of this package made another.
 
         Raises:
             SkillDefinitionError: the app has an AMQP class of its own.
@@ -69,6 +70,8 @@ class SkillHost(Celery):
             app.amqp_cls = AMQP
             app.__dict__.pop("amqp", None)
         _wire(app)
+        if app.set_as_current:
+            app.set_current()
         return app
 
 

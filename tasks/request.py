@@ -197,6 +197,7 @@ class SkillRequest(DiscreetRequest):
         try:
             kept = runtime.outside.settle(row)
         except (AuditMemoryError, SpoolError) as problem:
+            metrics.emit_failed("completed")
             text = row.to_bytes().decode()
             logger.critical(
                 "an ending seen from outside is not on record: %s; the row: %s",

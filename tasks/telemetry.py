@@ -33,7 +33,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from audit import metrics as instruments
 from audit.telemetry import (
-    FLUSH_MILLIS,
+    end,
     interval_seconds,
     meters,
     pushes,
@@ -82,11 +82,10 @@ def set_up(
 
 
 def shut_down() -> None:
-    """Export what is left and stop the exporters of this process."""
-    while _providers:
-        provider = _providers.pop()
-        provider.force_flush(FLUSH_MILLIS)
-        provider.shutdown()
+    """Export what is left and stop the exporters of this process, in bounded time."""
+    ending = _providers.copy()
+    _providers.clear()
+    end(ending)
 
 
 def connect(*, pool_forks: bool, spans: bool, worker: str) -> None:
@@ -140,7 +139,6 @@ class MainProcess:
         self._pid = os.getpid()
         self._seconds = interval_seconds(environ)
         self._stop = threading.Event()
-        self._once = threading.Lock()
 
     def begin(self) -> None:
         """Count from now on, and export until the process ends."""
@@ -153,15 +151,11 @@ class MainProcess:
         if os.getpid() != self._pid or self._stop.is_set():
             return
         self._stop.set()
-        with self._once:
-            self._provider.force_flush(FLUSH_MILLIS)
-            self._provider.shutdown(FLUSH_MILLIS)
+        end([self._provider])
 
     def _run(self) -> None:
         while not self._stop.wait(self._seconds):
-            with self._once:
-                if not self._stop.is_set():
-                    self._provider.force_flush(FLUSH_MILLIS)
+            self._provider.force_flush()
 
 
 def begin_in_main(worker: str, environ: Mapping[str, str] = os.environ) -> MainProcess | None:

@@ -4,13 +4,13 @@ Ask for it in the root ``conftest.py``: ``pytest_plugins = ["tasks.testing"]``. 
 point, because it imports Celery, which no other project's tests should pay for.
 
 Guaranteed: no server is touched by calls of the skills, direct or published with ``delay`` and
-``apply_async``, of every host app that exists when the fixture is made; a test that leaves an
-invocation open fails; afterwards the apps are as they were.
+``apply_async``, of every host app that exists when the fixture is made; a test that makes another
+one, or leaves an invocation open, fails; afterwards the apps are as they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -33,6 +33,10 @@ from tasks.runtime import SkillRuntime
 PERSONA: Final = "tester@1.0.0"
 TENANT: Final = "550e8400-e29b-41d4-a716-446655440000"
 _EAGER: Final = "task_always_eager"
+_MADE_LATE: Final = (
+    "made while the test ran, so their skills used the real memory and broker: {}. Import their"
+    " modules where pytest collects the test, not in it, or name them in the fixture audited_apps"
+)
 
 
 class InMemoryRuntime(SkillRuntime):
@@ -66,9 +70,10 @@ class Audited:
         memory: the memory, with faults to set; see :class:`audit.testing.InMemory`.
     """
 
-    def __init__(self, memory: InMemory, spool: Spool) -> None:
+    def __init__(self, memory: InMemory, spool: Spool, apps: Sequence[Celery]) -> None:
         self.memory = memory
         self._spool = spool
+        self._apps = apps
 
     @staticmethod
     def acting_as(
@@ -82,8 +87,16 @@ class Audited:
         return list(self.memory.rows())
 
     def pairs(self, skill: Any = None) -> list[Pair]:
-        """The invocations of a skill (the task or its id), or of all, oldest first."""
-        return pairs_of(self.rows, _id(skill))
+        """The invocations of a skill (the task or its id), or of all, oldest first.
+
+        A name that is no skill's fails: whatever is said of all its invocations would hold.
+        """
+        found = pairs_of(self.rows, _id(skill))
+        if isinstance(skill, str) and not found and not self._has(skill):
+            raise AssertionError(
+                f"no app that is tested has a skill {skill!r}\n{on_record(self.rows)}"
+            )
+        return found
 
     def pair(self, skill: Any = None) -> Pair:
         """The one invocation of a skill; none, or more than one, fails."""
@@ -116,6 +129,9 @@ class Audited:
         if still := [pair for pair in self.pairs() if pair.is_open]:
             raise AssertionError(f"open invocations: {len(still)}\n{on_record(self.rows)}")
 
+    def _has(self, skill_id: str) -> bool:
+        return any(skill_id in app.tasks for app in self._apps)
+
     @contextmanager
     def memory_down(self) -> Iterator[None]:
         """The memory takes nothing inside; at the end what was spooled is replayed."""
@@ -131,10 +147,14 @@ def _id(skill: Any) -> str | None:
     return skill if skill is None or isinstance(skill, str) else str(skill.name)
 
 
+def _hosts() -> list[Celery]:
+    return [app for app in _get_active_apps() if hasattr(app, "skill_runtime")]
+
+
 @pytest.fixture
 def audited_apps() -> list[Celery]:
     """The apps whose skills are tested: every host of this process. Override it to name others."""
-    return [app for app in _get_active_apps() if hasattr(app, "skill_runtime")]
+    return _hosts()
 
 
 @pytest.fixture
@@ -142,12 +162,14 @@ def audited(
     audited_apps: list[Celery], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Audited]:
     """Skills run in the test, on a memory in this process."""
-    memory, spool_dir = InMemory(), tmp_path / "spool"
+    memory, spool_dir, known = InMemory(), tmp_path / "spool", [*_hosts(), *audited_apps]
     with monkeypatch.context() as patch:
         for app in audited_apps:
             runtime = InMemoryRuntime(app, memory, spool_dir)
             patch.setattr(app, "skill_runtime", runtime)
             patch.setitem(app.conf, _EAGER, True)
-        audited = Audited(memory, Spool(spool_dir, memory.name))
+        audited = Audited(memory, Spool(spool_dir, memory.name), audited_apps)
         yield audited
     audited.assert_none_open()
+    if late := [str(app.main) for app in _hosts() if app not in known]:
+        raise AssertionError(_MADE_LATE.format(", ".join(late)))

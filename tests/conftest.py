@@ -22,6 +22,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: what waits for a server or a worker leaves its core idle."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _no_lease_is_left() -> Iterator[None]:
     """What a module of tests starts in this process renews no lease when its servers are gone."""

@@ -80,5 +80,7 @@ class Strike:
             self._left -= 1
             if self._left < 0:
                 self.place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                raise self._error
+                # One error strikes many runs: what it carries from the last would grow with each.
+                self._error.__context__ = None
+                raise self._error.with_traceback(None)
         return self._line

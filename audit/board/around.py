@@ -128,7 +128,7 @@ def _look_on(memory: AuditMemory, begin: AuditRow, family: _Family, look: int) -
         limit = min(CHUNK, left)
         entries = memory.entries(begin.tenant_id, after, limit)
         for entry in entries:
-            row = row_of(entry)
+            row = row_of(entry, begin.tenant_id)
             family.damaged += row is None
             if row is not None:
                 family.meet(row)

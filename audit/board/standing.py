@@ -91,11 +91,11 @@ def proof_of(memory: AuditMemory, rows: Sequence[AuditRow], *, configured: bool)
     tenant = rows[0].tenant_id
     if memory.sealed(tenant) is None:
         return ProofState.WAITING if configured else ProofState.NOT_CONFIGURED
-    sealed = memory.sealed_position(tenant)
+    sealed = _sealed_to(memory, tenant)
     if sealed is None:
         return ProofState.UNKNOWN
     newest = max(order_of(str(row.position)) for row in rows)
-    return ProofState.SEALED if newest <= order_of(sealed) else ProofState.WAITING
+    return ProofState.SEALED if newest <= sealed else ProofState.WAITING
 
 
 def _log(
@@ -108,12 +108,21 @@ def _log(
 ) -> LogState:
     if note is None:
         return LogState(tenant_id=tenant, sealed=0, waiting=len(positions), more=not complete)
-    sealed = memory.sealed_position(tenant)
+    sealed = _sealed_to(memory, tenant)
     if sealed is None:
         return LogState(tenant_id=tenant, sealed=_size(note), waiting=None)
-    waiting = sum(order_of(position) > order_of(sealed) for position in positions)
+    waiting = sum(order_of(position) > sealed for position in positions)
     more = waiting == len(positions) and not complete
     return LogState(tenant_id=tenant, sealed=_size(note), waiting=waiting, more=more)
+
+
+def _sealed_to(memory: AuditMemory, tenant: str) -> tuple[int, int] | None:
+    """Up to where a tenant's rows are sealed; ``None``: the memory has no position that says so."""
+    sealed = memory.sealed_position(tenant)
+    try:
+        return None if sealed is None else order_of(sealed)
+    except ValueError:
+        return None
 
 
 def _size(note: bytes) -> int:

@@ -15,12 +15,13 @@ from enum import StrEnum
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from audit.errors import AuditError
+from audit.errors import AuditError, MemoryDamagedError
 
 #: What a host hangs on its Celery app: called without arguments, it gives the probes of Celery.
 PROBES: Final = "skill_probes"
 #: Seconds that one check may take.
 SECONDS: Final = 5.0
+_DAMAGED: Final = "put back from a backup what it names, and run `audit verify`"
 
 
 class Level(StrEnum):
@@ -115,6 +116,8 @@ def _begun(probe: Probe) -> SimpleQueue[Check]:
 def _made(probe: Probe) -> Check:
     try:
         return probe.look()
+    except MemoryDamagedError as error:
+        return bad(probe.name, str(error), _DAMAGED)
     except AuditError as error:
         return bad(probe.name, str(error), probe.advice)
     except BaseException as error:

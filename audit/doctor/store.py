@@ -1,10 +1,11 @@
-"""Checks of the memory: reachable, fit, its clock, a keeper, and whose invocations are orphans."""
+"""Checks of the memory: reachable, writable, fit, its clock, a keeper, orphans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
+from uuid import uuid4
 
 from audit.board.line import text
 from audit.board.overview import held_leases
@@ -24,7 +25,13 @@ KEEPER_SECONDS: Final = 30.0
 #: Open invocations looked at, the oldest.
 OPEN: Final = 200
 
+#: Seconds after which what a proof wrote is gone, had it not been taken back.
+_PROOF_SECONDS: Final = 10.0
 _REACH: Final = "start the memory, or mend AUDIT_MEMORY_URL: until then every skill is refused"
+_WRITE: Final = (
+    "see the memory's own log, its disk, its maxmemory, and whether it is a replica: until it takes"
+    " writes every skill is refused"
+)
 
 
 def store_probes(memory: AuditMemory, url: str, lease_seconds: float) -> list[Probe]:
@@ -37,6 +44,7 @@ def store_probes(memory: AuditMemory, url: str, lease_seconds: float) -> list[Pr
     """
     return [
         Probe(name="memory", look=lambda: reachable(memory), advice=_REACH),
+        Probe(name="writes", look=lambda: writes(memory), advice=_WRITE),
         Probe(name="durability", look=lambda: durability(memory, url), advice=_REACH),
         Probe(name="clock", look=lambda: clock(memory), advice=_REACH),
         Probe(name="keeper", look=lambda: keeper(memory), advice=_REACH),
@@ -47,6 +55,17 @@ def store_probes(memory: AuditMemory, url: str, lease_seconds: float) -> list[Pr
 def reachable(memory: AuditMemory) -> Check:
     memory.store_time()
     return ok("memory", f"{memory.name} answers")
+
+
+def writes(memory: AuditMemory) -> Check:
+    """Whether a row could be stored: a server may answer, and yet be full or a replica.
+
+    Written is a leadership of nobody, which is taken back, and otherwise ends by itself.
+    """
+    role = f"doctor-{uuid4()}"
+    memory.lead(role, role, _PROOF_SECONDS)
+    memory.give_up(role, role)
+    return ok("writes", f"{memory.name} takes writes")
 
 
 def durability(memory: AuditMemory, url: str) -> Check:

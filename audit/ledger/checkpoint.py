@@ -23,6 +23,8 @@ from audit.ledger.note import Note, OpenedNote, open_note, sign_note
 from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
 from audit.ledger.text import decode_base64, decode_decimal, encode_base64, is_key_name
 
+#: Entries that one checkpoint adds to the one before it at most.
+MOST: Final = 10_000
 #: Of the HMAC's 64 hex digits; 128 bits keep tenants apart by any measure.
 _PSEUDONYM_DIGITS: Final = 32
 _PURPOSE: Final = b"audit-ledger-origin-1:"

@@ -95,6 +95,14 @@ def log_of(raw: bytes) -> str | None:
         return None
 
 
+def size_of(raw: bytes) -> int:
+    """The size that a checkpoint states, whoever signed it; -1 of what is none."""
+    try:
+        return Checkpoint.parse(Note.parse(raw).text).size
+    except (NoteError, CheckpointError):
+        return -1
+
+
 def rollbacks(log: str, held: Sequence[Claim], newest: Claim) -> Iterator[Finding]:
     """Claims of what has to be up to date that are older than the newest one."""
     for claim in held:

@@ -1,7 +1,9 @@
 """What the meta log says of the other logs: their checkpoints, in the order they were sealed.
 
 They are sorted by log and size, through a file where there are many, so that each log can be held
-against all of its own in one pass. What is guaranteed: only entries that are the sealed ones count.
+against all of its own in one pass. What is guaranteed: only entries that are the sealed ones count,
+and, of files that the meta log's checkpoint does not cover, those that a known key has signed: a
+sealer writes them behind the seal that they speak of, so no log is ever older than they say.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from typing import Final
 
 from audit.errors import TileError
 from audit.ledger.checkpoint import Checkpoint
-from audit.ledger.claims import Claim, Claimed, Trust, log_of, read_claim
+from audit.ledger.claims import Claim, Claimed, Trust, log_of, read_claim, size_of
 from audit.ledger.finding import Source
 from audit.ledger.leaves import Chunk
 from audit.ledger.note import Note
 from audit.ledger.spill import Spill
 from audit.ledger.tile_directory import TileDirectory
 from audit.ledger.tiles import WIDTH, tile_of
+from audit.ledger.tiles_beyond import entries_beyond, tiles_beyond
 
 _RECORD: Final = struct.Struct(">16sQQ32s")
 
@@ -30,11 +33,13 @@ class Evidence:
 
     Attributes:
         newest: of each log the size, the root, and the place in the meta log.
+        beyond: of each log the newest one that lies behind the end of the meta log.
         cosigned: how many of the meta log's entries a witness has seen.
     """
 
     def __init__(self) -> None:
         self.newest: dict[str, tuple[int, bytes, int]] = {}
+        self.beyond: dict[str, Claimed] = {}
         self.cosigned = 0
         self._spill = Spill(_RECORD.size)
         self._records: Iterator[bytes] = iter(())
@@ -51,6 +56,23 @@ class Evidence:
             self._spill.add(_RECORD.pack(digest_of(log), size, index, root))
             if log not in self.newest or self.newest[log][0] <= size:
                 self.newest[log] = size, root, index
+
+    def look_beyond(self, meta: Path, size: int, trust: Trust) -> None:
+        """What files hold that a meta log of that size does not have: a crash's, or a rollback's.
+
+        Whatever they are of, a known key has signed them.
+        """
+        newest: dict[str, tuple[int, bytes]] = {}
+        for tile in tiles_beyond(meta, size):
+            for row in entries_beyond(meta, tile, size):
+                log, said = log_of(row), size_of(row)
+                if log is not None and said > newest.get(log, (-1, b""))[0]:
+                    newest[log] = said, row
+        name = "a checkpoint behind the end of the meta log"
+        for log, (_, row) in newest.items():
+            claimed = read_claim(row, log, Source.META, name, trust)
+            if claimed.claim is not None and claimed.claim.trusted:
+                self.beyond[log] = claimed
 
     def sort(self) -> None:
         """Everything was gathered."""

@@ -244,7 +244,11 @@ class FileReport:
             return None
         self._asked += 1
         before = self._check.positions.of_row(leaf.index - 1) if leaf.index else None
-        for entry in memory.entries(tenant, before, 1) if before or not leaf.index else ():
+        try:
+            found = memory.entries(tenant, before, 1) if before or not leaf.index else ()
+        except ValueError:
+            return None  # the file's line is no position
+        for entry in found:
             if leaf_hash(entry.stored) == leaf.hash:
                 return request_id_of(entry.stored)
         return None

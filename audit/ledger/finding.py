@@ -114,7 +114,8 @@ class LogReport:
         tenant: whose, where that is known.
         sealed: the size of the tree that its rows were held against.
         checked: how many rows were hashed again and found to be the sealed ones.
-        unsealed: rows of the memory behind the sealed ones, which nothing speaks for yet.
+        unsealed: rows of the memory behind the sealed ones, which nothing speaks for yet; ``None``
+            where that is not known: the memory cannot be read, or nothing says whose log it is.
         cosigned: how many of the rows a witness has seen, from the first on.
         pruned: rows whose bytes were removed as an ``audit.pruned`` row says; hashes remain.
         trimmed: rows that the memory may have given up; whether the bundles hold them is checked
@@ -128,7 +129,7 @@ class LogReport:
     tenant: str | None
     sealed: int = 0
     checked: int = 0
-    unsealed: int = 0
+    unsealed: int | None = 0
     cosigned: int = 0
     pruned: int = 0
     trimmed: int = 0

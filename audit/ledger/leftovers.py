@@ -19,7 +19,7 @@ from typing import Final
 from audit.errors import LedgerDamagedError, TileError
 from audit.ledger.log import LogFolder
 from audit.ledger.merkle import leaf_hash
-from audit.ledger.tiles import HEIGHT, Tile
+from audit.ledger.tiles import Tile
 
 _FAULT: Final = "it has no checkpoint, but"
 
@@ -39,7 +39,7 @@ def check_leftovers(log: LogFolder, most: int, read: Callable[[int], Iterable[by
     if log.gathered() is not None:
         raise LedgerDamagedError(f"{_FAULT} the meta log has had one of it")
     tiles = log.held()
-    covered = max((_end(tile) for tile in tiles), default=0)
+    covered = max((tile.end for tile in tiles), default=0)
     if not covered:
         return
     rows = list(read(covered)) if covered <= most else []
@@ -51,11 +51,6 @@ def check_leftovers(log: LogFolder, most: int, read: Callable[[int], Iterable[by
         raise LedgerDamagedError(f"{_FAULT} tiles that are not sound: {error}") from error
     if not same:
         raise LedgerDamagedError(f"{_FAULT} tiles of rows that are not the memory's")
-
-
-def _end(tile: Tile) -> int:
-    """How many rows a tree has at least that has this tile."""
-    return tile.start + tile.width << HEIGHT * (tile.level or 0)
 
 
 def _holds(log: LogFolder, tile: Tile, rows: list[bytes]) -> bool:

@@ -45,6 +45,11 @@ class LogFolder:
         self.tiles = TileDirectory(root)
         self._flushed: set[Path] = set()
 
+    @property
+    def exists(self) -> bool:
+        """Whether anything was ever sealed here, as far as can be seen."""
+        return (self.root / _CHECKPOINT).exists() or (self.root / "tile").is_dir()
+
     # --- the checkpoint -----------------------------------------------------------------------
 
     def checkpoint(self) -> bytes | None:

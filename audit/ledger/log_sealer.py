@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 from audit.errors import (
     CheckpointError,
@@ -27,17 +26,15 @@ from audit.errors import (
     TileConflictError,
     TileError,
 )
+from audit.ledger.checkpoint import MOST as MOST
 from audit.ledger.checkpoint import Checkpoint, open_checkpoint
 from audit.ledger.edge import Edge, Growth
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.log import LogFolder
 from audit.ledger.merkle import root
 from audit.ledger.note import Note
+from audit.ledger.tenant_reads import SealingMemory
 from audit.ledger.tiles import new_tiles
-from audit.memory.base import AuditMemory
-
-#: Entries of one checkpoint at most.
-MOST: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ class LogSealer:
 
     def __init__(
         self,
-        memory: AuditMemory,
+        memory: SealingMemory,
         log: LogFolder,
         *,
         role: str,

@@ -9,7 +9,8 @@ before the first row is sealed. So where a tenant's log has a checkpoint and the
 somebody took it away, wherever a crash struck; that is damage, and no other is begun in its place.
 
 What is guaranteed: a checkpoint stands in it once, wherever a crash strikes. Which ones do is found
-in the log itself; the file ``gathered`` beside each log only says from where on to look.
+in the log itself; the file ``gathered`` beside each log only says from where on to look. One that
+says more than the meta log has is damage: the meta log was taken back.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 
-from audit.errors import LedgerDamagedError, TileError
+from audit.errors import LedgerDamagedError, MemoryDamagedError, TileError
 from audit.ledger.folder import LedgerFolder
-from audit.ledger.log_sealer import MOST, LogSealer
-from audit.memory.base import AuditMemory
+from audit.ledger.log_sealer import MOST, LogSealer, Open
+from audit.ledger.tenant_reads import SealingMemory
 
 
 class MetaSealer:
@@ -32,11 +33,12 @@ class MetaSealer:
         meta: its meta log.
     """
 
-    def __init__(self, memory: AuditMemory, folder: LedgerFolder, meta: LogSealer) -> None:
+    def __init__(self, memory: SealingMemory, folder: LedgerFolder, meta: LogSealer) -> None:
         self._memory = memory
         self._folder = folder
         self._meta = meta
         self._gathered: dict[str, bytes] = {}
+        self._size = 0
         self._begun = False
         self._tidied = False
 
@@ -50,10 +52,13 @@ class MetaSealer:
         """
         if self._begun:
             return
-        if self._meta.open().note is None:
+        opened = self._meta.open()
+        if opened.note is None:
             if self._has_traces(tenants):
                 raise self._gone()
             self._meta.begin()
+        else:
+            self._check_hints(opened, self._folder.logs())
         self._begun = True
 
     def carry_over(self) -> None:
@@ -81,8 +86,9 @@ class MetaSealer:
         opened = self._meta.open()
         if opened.note is None:
             raise self._gone()
+        self._check_hints(opened, unknown)
         if not opened.edge.size:
-            self._check_beginning(newest)
+            self._check_beginning()
         if not self._tidied:
             self._meta.tidy(opened)
             self._tidied = True
@@ -94,18 +100,31 @@ class MetaSealer:
         for start in range(0, len(missing), MOST):
             some, first = missing[start : start + MOST], opened.edge.size
             opened = self._meta.append(opened, [unknown[log] for log in some])
+            self._size = opened.edge.size
             for index, log in enumerate(some, start=first):
                 self._folder.log(log).put_gathered(index)
         self._gathered |= unknown
 
-    def _check_beginning(self, logs: Iterable[str]) -> None:
+    def _check_hints(self, opened: Open, logs: Iterable[str]) -> None:
+        """No log was gathered where the meta log does not reach; else it was taken back.
+
+        A hint is written behind the swap that covers its entry, so no crash leaves one ahead.
+        """
+        hints = (self._folder.log(log).gathered() for log in logs)
+        size = max([self._size, *(hint + 1 for hint in hints if hint is not None)])
+        if size > opened.edge.size:
+            self._meta.insist_on(opened)  # somebody else who seals may have gathered meanwhile
+            raise self._damaged(
+                f"ends at {opened.edge.size:,}, but has gathered {size:,} checkpoints: it was"
+                " taken back"
+            )
+
+    def _check_beginning(self) -> None:
         """While it is empty, it has no more than the leftovers of a crash in its first round.
 
-        Those hold each log once. What holds one twice, or has a log that knows where it was
-        gathered, is of a meta log that had entries.
+        Those hold each log once. What holds one twice is of a meta log that had entries.
         """
-        gathered = any(self._folder.log(log).gathered() is not None for log in logs)
-        if gathered or self._has_one_twice():
+        if self._has_one_twice():
             raise self._damaged("is empty, but has gathered checkpoints")
 
     def _has_traces(self, tenants: Iterable[str]) -> bool:
@@ -117,7 +136,14 @@ class MetaSealer:
         if any(log.checkpoint() is not None or log.gathered() is not None for log in logs):
             return True
         known = {*tenants, *folder.tenants().values()}
-        return any(self._memory.sealed(tenant_id) is not None for tenant_id in sorted(known))
+        return any(self._is_sealed(tenant_id) for tenant_id in sorted(known))
+
+    def _is_sealed(self, tenant_id: str) -> bool:
+        """Whether the memory has a checkpoint; what is none is that tenant's fault alone."""
+        try:
+            return self._memory.sealed(tenant_id) is not None
+        except MemoryDamagedError:
+            return False
 
     def _gone(self) -> LedgerDamagedError:
         return self._damaged("has no checkpoint, but was there before any log was sealed")

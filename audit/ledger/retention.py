@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from audit.errors import AuditError, AuditMemoryError, LedgerDamagedError
+from audit.errors import AuditError, AuditMemoryError, LedgerDamagedError, MemoryDamagedError
 from audit.ledger.archive import Archive
 from audit.ledger.background import Background
 from audit.ledger.folder import LedgerFolder
@@ -97,6 +97,7 @@ class HotRetention:
         before = self._before(tenant_id)
         if before is None:
             return 0
+        self._memory.trimmed(tenant_id)  # raises where the mark is none: trimming would hide that
         sealed, after = _Sealed(self._archive, tenant_id), None
         trimmed = undecided = 0
         while page := self._memory.entries(tenant_id, after, PAGE):
@@ -176,8 +177,8 @@ def _behind(position: str) -> str:
 
 def _tell(error: AuditError) -> None:
     text, level, severity = "hot rows stay: %s", logging.ERROR, "sev-2"
-    if isinstance(error, AuditMemoryError):
-        text, severity = "hot rows stay for now: %s", "sev-3"
-    elif isinstance(error, LedgerDamagedError):
+    if isinstance(error, LedgerDamagedError | MemoryDamagedError):
         text, level, severity = "the ledger may be damaged: %s", logging.CRITICAL, "sev-1"
+    elif isinstance(error, AuditMemoryError):
+        text, severity = "hot rows stay for now: %s", "sev-3"
     logger.log(level, text, error, extra={"severity": severity})

@@ -3,8 +3,10 @@
 What is guaranteed: a row is sealed exactly once, in stored order; a crash anywhere leaves what the
 next round goes on from; on one machine a lock lets one seal at a time, and of two machines the one
 whose swap in the memory came second seals nothing. A damaged log is an alarm (sev-1), is never
-repaired, and stops no other log. A new signer signs the newest checkpoint of every log, idle ones
-too, and a round says whether all of them have it. Without sound keys nothing at all is sealed.
+repaired, and stops no other log; nor does a tenant whose keys in the memory are not what they
+should be. What has a log and no known tenant is an alarm as well. A new signer signs the newest
+checkpoint of every log, idle ones too, and a round says whether all of them have it. Without sound
+keys nothing at all is sealed.
 
 The verifier never imports anything of this.
 """
@@ -12,7 +14,7 @@ The verifier never imports anything of this.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,18 +22,28 @@ from typing import Final
 
 from ulid import ULID
 
-from audit.errors import LedgerDamagedError, LedgerError, LedgerRaceError
+from audit.errors import (
+    LedgerDamagedError,
+    LedgerError,
+    LedgerRaceError,
+    MemoryDamagedError,
+    RowError,
+)
 from audit.ledger.checkpoint import origin_of
 from audit.ledger.folder import META, LedgerFolder
 from audit.ledger.keys import LedgerKeys
 from audit.ledger.log_sealer import MOST, LogSealer
 from audit.ledger.meta_sealer import MetaSealer
+from audit.ledger.tenant_reads import SealerReads
 from audit.ledger.tenant_sealer import COUNTED, Place, TenantSealer
 from audit.memory.base import AuditMemory
 from audit.row import NIL_TENANT, timestamp
 from audit.system_rows import KEY_ROTATED, audit_key_rotated
 
 logger: Final = logging.getLogger("audit")
+
+#: What the fault of the memory's list of tenants goes by.
+TENANTS: Final = "tenants"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +54,9 @@ class SealRound:
         rows: how many were sealed.
         logs: how many logs have grown by them.
         waiting: rows that are not sealed, of the tenants that were served or have a fault; counted
-            up to 1,000 each.
-        faults: what is wrong with which log, by its name.
+            up to 1,000 each, and none where they cannot be read.
+        faults: what is wrong with which log, by its name; with the list of tenants, by
+            :data:`TENANTS`.
         old_keys_may_go: whether there is more than one signer, and the newest checkpoint of every
             log has the signatures of all; then a signer behind the first may be taken out.
     """
@@ -80,6 +93,7 @@ class Sealer:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._memory = memory
+        self._reads = SealerReads(memory)
         self._folder = LedgerFolder(directory)
         self._origin = origin
         self._load_keys = load_keys
@@ -109,8 +123,7 @@ class Sealer:
             if keys != self._keys:
                 self._begin(keys)
                 self._folder.drop_unnamed()
-            self._announce(keys)
-            return self._seal(keys, go_on)
+            return self._seal(keys, go_on, self._announced(keys))
 
     # --- a round ------------------------------------------------------------------------------
 
@@ -124,9 +137,11 @@ class Sealer:
         self._meta_carried_over = False
         self._told_of_keys = False
 
-    def _seal(self, keys: LedgerKeys, go_on: Callable[[], bool]) -> SealRound:
-        logs = self._register(self._memory.tenants(), keys)
-        faults: dict[str, LedgerError] = {}
+    def _seal(
+        self, keys: LedgerKeys, go_on: Callable[[], bool], faults: dict[str, LedgerError]
+    ) -> SealRound:
+        logs = self._register(self._tenants(faults), keys)
+        faults |= self._unknown(logs)
         done: dict[str, Place] = {}
         ready = not logs or self._has_meta(logs.values(), keys, faults)
         for log in self._in_turn(list(logs)) if ready else ():
@@ -135,8 +150,8 @@ class Sealer:
                 done[log] = place = self._seal_tenant(log, logs[log], keys, go_on)
                 if place.fault is not None:
                     faults[log] = place.fault
-            except LedgerError as error:
-                faults[log] = error
+            except (LedgerError, MemoryDamagedError) as error:
+                faults[log] = self._fault(log, error)
                 done[log] = Place(waiting=self._left(log, logs[log]))
             if not go_on():
                 break
@@ -179,7 +194,7 @@ class Sealer:
     ) -> Place:
         origin = self._origins[tenant_id]
         sealer = self._log_sealer(log, tenant_id, origin, keys, positions=True)
-        tenant = TenantSealer(self._memory, tenant_id, sealer, most=self._most)
+        tenant = TenantSealer(self._reads, tenant_id, sealer, most=self._most)
         known = self._places.get(log)
         if known is not None and tenant.is_at(known):
             return known
@@ -189,8 +204,11 @@ class Sealer:
         return place
 
     def _left(self, log: str, tenant_id: str) -> int:
-        """How many rows wait for a log that cannot be sealed."""
-        return len(self._memory.entries(tenant_id, self._after.get(log), COUNTED))
+        """How many rows wait for a log that cannot be sealed, as far as they can be read."""
+        try:
+            return len(self._reads.entries(tenant_id, self._after.get(log), COUNTED))
+        except MemoryDamagedError:
+            return 0
 
     def _gather(
         self, done: dict[str, Place], keys: LedgerKeys, faults: dict[str, LedgerError]
@@ -203,8 +221,8 @@ class Sealer:
             if not self._meta_carried_over:  # gathering did it, unless there was nothing to gather
                 meta.carry_over()
                 self._meta_carried_over = True
-        except LedgerError as error:
-            faults[META] = error
+        except (LedgerError, MemoryDamagedError) as error:
+            faults[META] = self._fault(META, error)
 
     def _has_meta(
         self, tenants: Iterable[str], keys: LedgerKeys, faults: dict[str, LedgerError]
@@ -212,23 +230,32 @@ class Sealer:
         """Whether rows may be sealed: not before the meta log is there, or was and is damaged."""
         try:
             self._meta_sealer(keys).begin(tenants)
-        except LedgerError as error:
-            faults[META] = error
-            return isinstance(error, LedgerDamagedError)
+        except (LedgerError, MemoryDamagedError) as error:
+            faults[META] = fault = self._fault(META, error)
+            return isinstance(fault, LedgerDamagedError)
         return True
+
+    def _fault(self, log: str, error: LedgerError | MemoryDamagedError) -> LedgerError:
+        """What the memory keeps of a log is of the log: what is wrong with it is damage."""
+        if isinstance(error, LedgerError):
+            return error
+        return LedgerDamagedError(
+            f"the log {self._folder.log(log).root} does not fit the memory: {error}; nothing of it"
+            " is sealed until that is put right, run `audit verify`"
+        )
 
     def _meta_sealer(self, keys: LedgerKeys) -> MetaSealer:
         if self._meta is None:
             origin = f"{self._origin}/{META}"
             sealer = self._log_sealer(META, META, origin, keys, positions=False)
-            self._meta = MetaSealer(self._memory, self._folder, sealer)
+            self._meta = MetaSealer(self._reads, self._folder, sealer)
         return self._meta
 
     def _log_sealer(
         self, log: str, role: str, origin: str, keys: LedgerKeys, *, positions: bool
     ) -> LogSealer:
         return LogSealer(
-            self._memory,
+            self._reads,
             self._folder.log(log),
             role=role,
             origin=origin,
@@ -237,6 +264,28 @@ class Sealer:
         )
 
     # --- beside the rows ----------------------------------------------------------------------
+
+    def _tenants(self, faults: dict[str, LedgerError]) -> list[str]:
+        """Whom the memory lists. Where its list is none, the folder's lines have to do."""
+        try:
+            return self._memory.tenants()
+        except MemoryDamagedError as error:
+            faults[TENANTS] = LedgerDamagedError(
+                f"whoever has no log yet is not sealed: {error}; run `audit verify`"
+            )
+            return []
+
+    def _unknown(self, logs: Collection[str]) -> dict[str, LedgerError]:
+        """Logs that are there, of tenants that neither memory nor folder names any more."""
+        return {
+            name: LedgerDamagedError(
+                f"nothing says whose the log {self._folder.log(name).root} is, neither the memory's"
+                " list of tenants nor the file tenants: no row of that tenant is sealed until its"
+                " line is put back from a backup, run `audit verify`"
+            )
+            for name in self._folder.logs()
+            if name not in logs and self._folder.log(name).exists
+        }
 
     def _register(self, tenants: list[str], keys: LedgerKeys) -> dict[str, str]:
         """The tenant of each log; what is new is written down before anything of it is sealed.
@@ -254,6 +303,16 @@ class Sealer:
 
     def _log_of(self, tenant_id: str) -> str:
         return self._origins[tenant_id].rpartition("/")[2]
+
+    def _announced(self, keys: LedgerKeys) -> dict[str, LedgerError]:
+        """What is wrong where new keys could not be announced; the next round tries again."""
+        try:
+            self._announce(keys)
+        except (MemoryDamagedError, RowError) as error:
+            log = origin_of(self._origin, NIL_TENANT, keys.secret).rpartition("/")[2]
+            text = f"the rotation of the keys is not on record yet: {error}; run `audit verify`"
+            return {log: LedgerDamagedError(text)}
+        return {}
 
     def _announce(self, keys: LedgerKeys) -> None:
         """Write down keys that never signed here before; a new first one is a row of its own."""

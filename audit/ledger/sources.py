@@ -13,12 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from audit.errors import MemoryDamagedError
 from audit.ledger.checkpoint import origin_of
 from audit.ledger.claims import Claimed, Trust, log_of, read_claim
 from audit.ledger.finding import META, Finding, Kind, Source
 from audit.ledger.held_rows import Positions, SealedMemory
 from audit.ledger.position_check import last_apart
 from audit.ledger.subject import Limits
+from audit.ledger.tenant_reads import ReadMemory
 
 _TRIES: Final = 20
 _PAUSE: Final = 0.1
@@ -41,7 +43,7 @@ class Sources:
 
     trust: Trust
     ledger: Path | None = None
-    memory: SealedMemory | None = None
+    memory: ReadMemory | None = None
     tenant: str | None = None
     given: tuple[bytes, ...] = ()
     secret: bytes | None = field(default=None, repr=False)
@@ -79,7 +81,10 @@ class KnownLogs:
             text = "the file tenants names a tenant whose log this is not"
             yield found(kind=Kind.ALTERED, text=text)
         elif tenant is None and self._sources.ledger and self._sources.memory:
-            text = "nothing says whose log this is, neither the memory nor the file tenants"
+            text = (
+                "nothing says whose log this is, neither the memory nor the file tenants, so"
+                " nothing of it is sealed any more, and how much waits for that is not known"
+            )
             yield found(kind=Kind.MISSING, text=text)
 
     def _is_foreign(self, log: str) -> bool:
@@ -106,7 +111,7 @@ class KnownLogs:
 
     def log_of_tenant(self, tenant: str) -> str | None:
         memory, ledger = self._sources.memory, self._sources.ledger
-        raw = memory.sealed(tenant) if memory else None
+        raw = _note(memory, tenant) if memory else None
         if (own := self._pseudonym(tenant)) is not None:
             kept = own in self._tenants or (ledger is not None and (ledger / own).is_dir())
             return own if kept or raw is not None else None
@@ -201,6 +206,17 @@ def _in_memory(memory: SealedMemory, tenant: str) -> tuple[bytes | None, str | N
     return note, position
 
 
+def _note(memory: SealedMemory, tenant: str) -> bytes | None:
+    """The checkpoint in the memory; nothing in it where that cannot be read, for there is one.
+
+    Whoever checks the log asks for it again, and is told what is wrong with it.
+    """
+    try:
+        return memory.sealed(tenant)
+    except MemoryDamagedError:
+        return b""
+
+
 def given(sources: Sources, log: str) -> list[Claimed]:
     """The checkpoints of a log that whoever verifies has brought along."""
     return [
@@ -229,7 +245,7 @@ def meta_is_known(sources: Sources) -> bool:
     folder, names = ledger / META, ("checkpoint", "checkpoint.cosigned", "tile")
     return (
         any((folder / name).exists() for name in names)
-        or (memory is not None and memory.sealed(META) is not None)
+        or (memory is not None and _note(memory, META) is not None)
         or any(log_of(raw) == META for raw in sources.given)
     )
 

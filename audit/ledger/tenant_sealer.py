@@ -3,7 +3,7 @@
 The row that was sealed last says where to go on. The memory has its position, swapped in together
 with the checkpoint. What is guaranteed: nothing is sealed where the file beside the entries, which
 no signature covers, has another position, or where the memory does not have the very bytes there
-that were sealed, unless it says itself that they were trimmed.
+that were sealed, unless it says itself that they were trimmed, and has no sealed row behind them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import Final
 
-from audit.errors import LedgerDamagedError
+from audit.errors import LedgerDamagedError, TileError
 from audit.ledger.leftovers import check_leftovers
 from audit.ledger.log_sealer import MOST, LogSealer, Open
 from audit.ledger.merkle import leaf_hash
+from audit.ledger.tenant_reads import SealingMemory
 from audit.ledger.tiles import MAX_ENTRY, WIDTH, tile_of
-from audit.memory.base import AuditMemory, Entry, order_of
+from audit.memory.base import Entry, order_of
 
 #: Rows read in one go; the memory serves nobody else meanwhile (0.06 ms with rows of 573 bytes).
 _PAGE: Final = 250
@@ -39,6 +40,8 @@ class _Fault(StrEnum):
     OUT_OF_ORDER = "the positions of its last two entries are out of order"
     ROLLED_BACK = "the memory was rolled back: it never had the last entry's row"
     ANOTHER = "the memory's row at the position of its last entry is another"
+    NOT_TRIMMED = "the memory says that rows were trimmed which it still has"
+    SEALED = "a row behind its last entry is sealed already"
     VANISHED = "the last entry's row vanished from the memory, and was not trimmed"
 
 
@@ -72,7 +75,7 @@ class TenantSealer:
     """
 
     def __init__(
-        self, memory: AuditMemory, tenant_id: str, log: LogSealer, *, most: int = MOST
+        self, memory: SealingMemory, tenant_id: str, log: LogSealer, *, most: int = MOST
     ) -> None:
         self._memory = memory
         self._tenant_id = tenant_id
@@ -99,6 +102,7 @@ class TenantSealer:
         Raises:
             LedgerDamagedError: the log is not as it was left, nor is what the memory has of it.
             LedgerError: somebody else seals, or the folder cannot be used.
+            MemoryDamagedError: the memory answers, and not for this tenant.
             AuditMemoryError: the memory did not answer.
         """
         opened = self._log.open()
@@ -138,6 +142,7 @@ class TenantSealer:
     def _last_sealed(self, opened: Open) -> str | None:
         """Where the last sealed row stands, after everything that is known of it was compared."""
         last = self._memory.sealed_position(self._tenant_id)
+        self._memory.trimmed(self._tenant_id)  # raises where the mark is none, needed or not
         try:
             if not opened.edge.size:
                 self._check_beginning(last)
@@ -174,6 +179,28 @@ class TenantSealer:
         mark = self._memory.trimmed(self._tenant_id)  # asked behind it: a trim may come in between
         if mark is None or order_of(mark) <= last:
             raise self._misplaced(_Fault.VANISHED)
+        self._check_trimmed(opened, last, order_of(mark))
+
+    def _check_trimmed(self, opened: Open, last: tuple[int, int], mark: tuple[int, int]) -> None:
+        """The mark explains that no row is there; nothing shows that the position is the last's.
+
+        Positions and mark can be forged, the leaves cannot. So what comes behind that position is
+        held against all of them, as far as the next checkpoint goes: none of its rows has the bytes
+        of any sealed one. Rows behind those are not looked at; they come behind a row that is new,
+        and was there when it was sealed. To be read are the tiles of hashes, 32 bytes a row, and
+        only where the last sealed row was trimmed and others wait behind it.
+        """
+        first = self._memory.entries(self._tenant_id, None, 1)
+        if first and order_of(first[0].position) < mark:
+            raise self._misplaced(_Fault.NOT_TRIMMED)
+        behind = self._read("{}-{}".format(*last), self._most)
+        new = {leaf_hash(entry.stored) for entry in behind}
+        try:
+            sealed = self._log.log.tiles.leaf_hashes(opened.edge.size if new else 0)
+            if not new.isdisjoint(sealed):
+                raise self._misplaced(_Fault.SEALED)
+        except TileError as error:
+            raise self._misplaced(str(error)) from error
 
     def _check_beginning(self, last: str | None) -> None:
         if last is not None:

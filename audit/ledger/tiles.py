@@ -64,6 +64,11 @@ class Tile:
         """The place, in the whole level, of its first hash or entry."""
         return self.index * WIDTH
 
+    @property
+    def end(self) -> int:
+        """How many leaves a tree has at least that has this tile."""
+        return self.start + self.width << HEIGHT * (self.level or 0)
+
     def to_path(self) -> str:
         """Where it is served, below the log's prefix."""
         digits = f"{self.index:03}"

@@ -18,6 +18,8 @@ Every memory guarantees:
 * writers of different invocations never wait for each other in the client: no lock, no
   read-modify-write, one round trip;
 * the stored bytes ARE the row;
+* what somebody else has put in the place of what is kept of a tenant is an error that names the
+  tenant (:class:`audit.errors.MemoryDamagedError`), and what concerns another tenant goes on;
 * what :meth:`AuditMemory.trim` removed is gone from every answer, and everything above holds for
   its invocation all the same: the same row again is still no second row.
 """
@@ -290,6 +292,8 @@ class AuditMemory(Paging):
             limit: 1 or more. All of them come in one reply, within the deadline.
 
         Raises:
+            ValueError: ``limit`` is less than 1, or ``after`` is no position.
+            MemoryDamagedError: what is kept as the tenant's rows is none.
             MemoryUnavailableError: the store did not answer within the deadline.
         """
 
@@ -299,16 +303,22 @@ class AuditMemory(Paging):
 
     @abstractmethod
     def sealed(self, tenant_id: str) -> bytes | None:
-        """The newest sealed checkpoint of a tenant (or of another log that has a name)."""
+        """The newest sealed checkpoint of a tenant (or of another log that has a name).
+
+        Raises:
+            MemoryDamagedError: what is kept as that is no text at all.
+            MemoryUnavailableError: the store did not answer within the deadline.
+        """
 
     @abstractmethod
     def sealed_position(self, tenant_id: str) -> str | None:
         """Where the last row stands that the newest checkpoint covers; ``None``: not known.
 
         Kept in the very step that swaps the checkpoint. Whoever wants both of one moment asks for
-        the checkpoint again afterwards.
+        the checkpoint again afterwards. Given as it stands there, which may be no position.
 
         Raises:
+            MemoryDamagedError: what is kept as that is no text at all.
             MemoryUnavailableError: the store did not answer within the deadline.
         """
 
@@ -358,6 +368,7 @@ class AuditMemory(Paging):
         behind it was not trimmed; whatever else took it.
 
         Raises:
+            MemoryDamagedError: what is kept as that is no position.
             MemoryUnavailableError: the store did not answer within the deadline.
         """
 

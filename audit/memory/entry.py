@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
+
+_POSITION: Final = re.compile(r"[0-9]{1,20}(?:-[0-9]{1,20})?")
+#: The greatest number that there is in a position.
+_MOST: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +32,10 @@ def order_of(position: str) -> tuple[int, int]:
     Raises:
         ValueError: that is no position.
     """
+    if _POSITION.fullmatch(position) is None:
+        raise ValueError("that is no position")
     major, _, minor = position.partition("-")
-    return int(major), int(minor or 0)
+    place = int(major), int(minor or 0)
+    if max(place) > _MOST:
+        raise ValueError("that is no position")
+    return place

@@ -12,6 +12,7 @@ What is guaranteed, for every memory that reads its pages by this:
 from __future__ import annotations
 
 import heapq
+import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +31,9 @@ CHUNK: Final = 500
 LEAST: Final = 8
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = int((datetime.max.replace(tzinfo=UTC) - _EPOCH).total_seconds() * 1000) - 1
-_CURSOR: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})/(.{0,200})", re.ASCII)
+#: Characters of a tenant's id that a cursor may hold.
+LONGEST_NAME: Final = 200
+_CURSOR: Final = re.compile(rf"([0-9]{{1,20}})-([0-9]{{1,20}})/(.{{0,{LONGEST_NAME}}})", re.ASCII)
 _GREATEST: Final = 2**64 - 1
 
 #: An entry and whose it is.
@@ -61,6 +64,11 @@ class Cursor:
     @classmethod
     def behind(cls, tenant_id: str, position: str) -> Self:
         return cls(*order_of(position), tenant_id)
+
+    @classmethod
+    def above(cls, major: int) -> Self:
+        """Before all tenants' entries whose position begins with ``major`` or less."""
+        return cls(max(0, major + 1), 0, "~")
 
     def __str__(self) -> str:
         return f"{self.position}/{self.tenant_id}"
@@ -215,7 +223,7 @@ def read_page(
     looked, last = 0, None
     for tenant_id, entry in entries:
         looked, last = looked + 1, (tenant_id, entry.position)
-        row = row_of(entry)
+        row = row_of(entry, tenant_id)
         if row is None:
             damaged.append(Damaged(tenant_id, entry.position))
         elif wanted.matches(row):
@@ -231,20 +239,36 @@ def read_page(
     )
 
 
-def row_of(entry: Entry) -> AuditRow | None:
-    """The row that an entry is; ``None``: it is none.
-
-    What a reader relies on is asked for here: ids that are text, and an aware time.
-    """
+def row_of(entry: Entry, tenant_id: str) -> AuditRow | None:
+    """The row that an entry of a tenant is; ``None``: it is none that is sound and its own."""
     if entry.foreign:
         return None
     try:
         row = AuditRow.from_bytes(entry.stored, entry.position)
-        aware = datetime.fromisoformat(row.ts).tzinfo is not None
-    except (RowError, ValueError, TypeError):
+    except RowError:
         return None
+    return row if row.payload.get("tenant_id") == tenant_id and is_sound(row) else None
+
+
+def is_sound(row: AuditRow) -> bool:
+    """Whether a row has what a reader relies on: ids that are text, an aware time, whole text."""
+    try:
+        aware = datetime.fromisoformat(row.ts).tzinfo is not None
+    except (ValueError, TypeError):
+        return False
     ids = (row.payload.get("request_id"), row.payload.get("tenant_id"))
-    return row if aware and all(isinstance(found, str) for found in ids) else None
+    return aware and all(isinstance(found, str) for found in ids) and _is_whole(row)
+
+
+def _is_whole(row: AuditRow) -> bool:
+    """Whether no text of it has half a character, which JSON can name and UTF-8 cannot hold."""
+    if b"\\u" not in row.to_bytes():  # only by such an escape can one come
+        return True
+    try:
+        json.dumps(row.as_dict(), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def moment_of(milliseconds: int) -> datetime:

@@ -66,10 +66,12 @@ class Open:
     Attributes:
         rows: their started rows, oldest first. One that is no row is left out.
         total: how many are open in all.
+        damaged: what stands in the place of the started rows that were left out.
     """
 
     rows: tuple[AuditRow, ...]
     total: int
+    damaged: tuple[Damaged, ...] = ()
 
 
 class Paging(ABC):
@@ -102,6 +104,16 @@ class Paging(ABC):
         Raises:
             ValueError: most or look are less than 1, or that is no cursor.
             MemoryUnavailableError: the store did not answer within the deadline.
+        """
+
+    @abstractmethod
+    def cursor_at(self, moment: datetime) -> str:
+        """The cursor of the page that begins with the newest entry stored by ``moment``.
+
+        By the store's clock, which may differ from that of whoever wrote a row.
+
+        Args:
+            moment: aware.
         """
 
     @abstractmethod

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,6 @@ from audit.errors import (
     AuditMemoryError,
     MemoryUnavailableError,
     MemoryUrlError,
-    RowError,
     RowRefusedError,
 )
 from audit.memory.base import (
@@ -39,14 +38,16 @@ from audit.memory.base import (
     RowFilter,
     RowRefusal,
     Stored,
+    order_of,
 )
 from audit.memory.connection import Command, Line, Lines
-from audit.memory.newest import moment_of
+from audit.memory.newest import LONGEST_NAME, Cursor, moment_of
 from audit.memory.page import LOOK, Open, Page
+from audit.memory.redis_form import LAST_PLACE, number_in, places_in, refuse, row_in, started_in
 from audit.memory.redis_keys import Keys, command_of
 from audit.memory.redis_lease import RedisLeases
 from audit.memory.redis_page import RedisPages, first_position
-from audit.memory.redis_seal import ROW_FIELD, RedisSeal
+from audit.memory.redis_seal import RedisSeal
 from audit.memory.redis_url import parse_url, shown
 from audit.row import AuditRow
 
@@ -152,10 +153,15 @@ class RedisMemory(AuditMemory):
     ) -> Page:
         return self._pages.page(wanted, most, look, cursor)
 
+    def cursor_at(self, moment: datetime) -> str:
+        return str(Cursor.above(int(moment.timestamp() * 1000)))
+
     def open_page(self, tenant_id: str | None, most: int) -> Open:
         return self._pages.open_page(tenant_id, most)
 
     def stored_at(self, row: AuditRow) -> datetime:
+        if row.position is None:
+            raise ValueError("this row comes from no memory")
         return moment_of(_place(row)[0])
 
     def follow(self, wanted: RowFilter, *, poll: float = 0.2) -> Iterator[AuditRow | None]:
@@ -176,7 +182,8 @@ class RedisMemory(AuditMemory):
         return 0 if seen is None else max(0, seen - _place(started)[0])
 
     def deaths(self, tenant_id: str, message: str) -> int:
-        return int(self._ask("hget", Keys(self._prefix, tenant_id).deaths, message) or 0)
+        deaths = self._ask("hget", Keys(self._prefix, tenant_id).deaths, message)
+        return number_in(self._prefix, tenant_id, deaths or b"0")
 
     def lead(self, role: str, holder: str, seconds: float) -> bool:
         return self._leases.lead(role, holder, seconds)
@@ -258,9 +265,9 @@ class RedisMemory(AuditMemory):
         *named, reply = line.exchange(commands, left)
         if isinstance(reply, NoScriptError):
             (reply,) = line.exchange([("EVAL", _SCRIPT, *command)], left)
-        for problem in (*named, reply):
-            if isinstance(problem, ResponseError):
-                raise problem
+        for asked, answer in zip((*commands[:-1], command), (*named, reply), strict=True):
+            if isinstance(answer, ResponseError):
+                refuse(self._prefix, asked, answer)
         if named:
             line.named[tenant_id] = now
         return reply
@@ -275,7 +282,7 @@ class RedisMemory(AuditMemory):
     # --- reading ------------------------------------------------------------------------------
 
     def _ask(self, command: str, *args: Any, **options: Any) -> Any:
-        with self._errors_of_ours():
+        with self._errors_of_ours(asked=args):
             return getattr(self._lines.client, command)(*args, **options)
 
     def _ask_judged(self, *command: str | bytes) -> Any:
@@ -294,10 +301,10 @@ class RedisMemory(AuditMemory):
                 line.connection.disconnect()
                 self._lines.drop_idle()
                 raise
-            for reply in replies:
+            for command, reply in zip(commands, replies, strict=True):
                 if isinstance(reply, ResponseError):
                     line.connection.disconnect()
-                    raise reply
+                    refuse(self._prefix, command, reply)
             self._lines.give_back(line)
         return replies
 
@@ -306,40 +313,39 @@ class RedisMemory(AuditMemory):
             return [str(tenant_id)]
         members = self._ask("smembers", f"{self._prefix}:tenants")
         names = (member.decode(errors="replace") for member in members)
-        # No emit of ours names a tenant so; a line break would be a line more in what lists them.
-        return sorted(name for name in names if name.isprintable())
+        # No emit of ours names a tenant so; a line break would be a line more in what lists them,
+        # and no cursor takes a longer name.
+        return sorted(name for name in names if name.isprintable() and len(name) <= LONGEST_NAME)
 
     def _running(self, keys: Keys) -> Iterator[AuditRow]:
-        started: list[bytes] = []
+        started: list[str] = []
         for page in _pages(self._ask("zrange", keys.open, 0, -1)):
             states = self._ask("hmget", keys.requests, page)
-            started += (state.split()[1] for state in states if state and state[:1] == b"o")
+            started += (started_in(keys, s) for s in states if s and s[:1] == b"o")
         # Sorted as a whole: the set knows the order of milliseconds, not the one within.
-        yield from self._at(keys, sorted(started, key=_order))
+        yield from self._at(keys, sorted(started, key=order_of))
 
     def _stream(self, keys: Keys, wanted: RowFilter) -> Iterator[AuditRow]:
         if wanted.request_id is not None:
             state = self._ask("hget", keys.requests, wanted.request_id)
-            words = (state or b"").split()[1:]
-            # Behind a "=" stands the digest of a row that was trimmed.
-            return self._at(keys, sorted((w for w in words if b"=" not in w), key=_order))
+            return self._at(keys, sorted(places_in(keys, state), key=order_of))
         return self._scan(keys, first_position(wanted))
 
-    def _at(self, keys: Keys, positions: Sequence[bytes]) -> Iterator[AuditRow]:
+    def _at(self, keys: Keys, positions: Sequence[str]) -> Iterator[AuditRow]:
         for page in _pages(positions):
             yield from self._fetch(keys, page)
 
-    def _fetch(self, keys: Keys, positions: Sequence[bytes]) -> list[AuditRow]:
-        with self._errors_of_ours():
+    def _fetch(self, keys: Keys, positions: Sequence[str]) -> list[AuditRow]:
+        with self._errors_of_ours(asked=(keys.rows,)):
             pipeline = self._lines.client.pipeline(transaction=False)
             for position in positions:
                 pipeline.xrange(keys.rows, position, position)
-            return [_row(entry) for found in pipeline.execute() for entry in found]
+            return [row_in(entry) for found in pipeline.execute() for entry in found]
 
     def _scan(self, keys: Keys, start: str) -> Iterator[AuditRow]:
         while True:
             page = self._ask("xrange", keys.rows, min=start, max="+", count=PAGE)
-            yield from map(_row, page)
+            yield from map(row_in, page)
             if len(page) < PAGE:
                 return
             start = f"({page[-1][0].decode()}"
@@ -357,17 +363,33 @@ class RedisMemory(AuditMemory):
                 self._pause(poll)
 
     def _arrived(self, seen: dict[str, str]) -> list[AuditRow]:
-        streams = {Keys(self._prefix, t).rows: position for t, position in seen.items()}
-        reply = self._ask("xread", streams, count=PAGE)
-        rows = [_row(entry) for _, entries in reply or () for entry in entries]
+        # A command each: of one for all the server would not tell which stream is none.
+        found = self._exchange(
+            [
+                ("XRANGE", Keys(self._prefix, t).rows, f"({position}", "+", "COUNT", str(PAGE))
+                for t, position in seen.items()
+                if order_of(position) != LAST_PLACE
+            ]
+        )
+        rows = [
+            row_in((position, dict(zip(fields[::2], fields[1::2], strict=True))))
+            for page in found
+            for position, fields in page
+        ]
         for row in rows:
             seen[row.tenant_id] = str(row.position)
         return sorted(rows, key=_place)
 
     @contextmanager
-    def _errors_of_ours(self, doubt: Doubt | None = None) -> Iterator[None]:
+    def _errors_of_ours(
+        self, doubt: Doubt | None = None, asked: Sequence[Any] = ()
+    ) -> Iterator[None]:
+        """Errors of ours; ``asked`` is the command, where that may meet what is none of ours."""
         try:
-            yield
+            try:
+                yield
+            except ResponseError as error:
+                refuse(self._prefix, asked, error)
         except AuditMemoryError as error:
             error.maybe_stored |= doubt is not None and doubt.maybe_stored
             raise
@@ -381,21 +403,8 @@ class RedisMemory(AuditMemory):
 # --- small pure parts ---------------------------------------------------------------------------
 
 
-def _row(entry: tuple[bytes, Mapping[bytes, bytes]]) -> AuditRow:
-    position, fields = entry
-    if list(fields) != [ROW_FIELD]:
-        # Not left out: a trail with something strange in it must not look whole.
-        raise RowError(f"the entry at {position.decode()} is no row: it has other fields than one")
-    return AuditRow.from_bytes(fields[ROW_FIELD], position.decode())
-
-
 def _place(row: AuditRow) -> tuple[int, int]:
-    return _order(str(row.position).encode())
-
-
-def _order(position: bytes) -> tuple[int, int]:
-    milliseconds, _, sequence = position.partition(b"-")
-    return int(milliseconds), int(sequence)
+    return order_of(str(row.position))
 
 
 def _pages(items: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from audit.memory.redis_form import number_in
+
 #: How long the last sign of life is kept: as long as anyone may want to close what was abandoned.
 SEEN_MS: Final = 30 * 24 * 3_600_000
 
@@ -51,7 +53,7 @@ class RedisLeases:
     def seen_ms(self, worker: str) -> int | None:
         """Server time of the last renewal, in milliseconds."""
         seen = self._ask("get", self._seen(worker))
-        return None if seen is None else int(float(seen))
+        return None if seen is None else number_in(self._prefix, f"lease:{worker}", seen)
 
     def lead(self, role: str, holder: str, seconds: float) -> bool:
         leads = self._ask("eval", _LEAD, 1, self._leader(role), holder, _milliseconds(seconds))

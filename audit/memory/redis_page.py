@@ -25,7 +25,8 @@ from audit.memory.newest import (
     read_page,
     row_of,
 )
-from audit.memory.page import Open, Page
+from audit.memory.page import Damaged, Open, Page
+from audit.memory.redis_form import places_in, position_in, started_in
 from audit.memory.redis_keys import Keys
 from audit.memory.redis_seal import entry_of
 from audit.row import AuditRow
@@ -89,8 +90,13 @@ class RedisPages:
         )
         # Of another tenant, none is among the oldest: each of these has an older one.
         counted = [Keys(self._prefix, tenant) for _, tenant in ages[:most]]
-        rows = self._started(self._oldest_open(counted, most))
-        return Open(rows=tuple(sorted(rows, key=_place)), total=sum(totals))
+        found = list(self._started(self._oldest_open(counted, most)))
+        rows = [row for t, entry in found if (row := row_of(entry, t)) is not None]
+        return Open(
+            rows=tuple(sorted(rows, key=_place)),
+            total=sum(totals),
+            damaged=tuple(Damaged(t, e.position) for t, e in found if row_of(e, t) is None),
+        )
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -106,14 +112,18 @@ class RedisPages:
         rows, count = Keys(self._prefix, read.tenant_id).rows, str(read.count)
         if read.below is None:
             return ("XREVRANGE", rows, "+", oldest, "COUNT", count)
-        return ("EVAL", _BELOW, "1", rows, _maximum(read.below), oldest, count)
+        return ("EVAL_RO", _BELOW, "1", rows, _maximum(read.below), oldest, count)
 
     def _trimmed(self, tenants: Sequence[str], oldest: str) -> bool:
-        marks = self._each(
-            (Keys(self._prefix, tenant) for tenant in tenants), lambda key: ("GET", key.trimmed)
-        )
+        keys = [Keys(self._prefix, tenant) for tenant in tenants]
+        marks = self._each(keys, lambda key: ("GET", key.trimmed))
         floor = (0, 0) if oldest == "-" else order_of(oldest)
-        return any(mark is not None and order_of(mark.decode()) > floor for mark in marks)
+        places = [
+            order_of(position_in(key, mark))
+            for key, mark in zip(keys, marks, strict=True)
+            if mark is not None
+        ]
+        return any(place > floor for place in places)
 
     def _of_invocation(
         self,
@@ -124,24 +134,18 @@ class RedisPages:
         look: int,
     ) -> Page:
         """By the index: what it takes does not depend on where in the history the rows are."""
-        states = self._each(
-            (Keys(self._prefix, tenant) for tenant in tenants),
-            lambda key: ("HGET", key.requests, str(wanted.request_id)),
-        )
-        words = [
-            (tenant, word.decode())
-            for tenant, state in zip(tenants, states, strict=True)
-            for word in (state or b"").split()[1:]
-        ]
-        # Behind a "=" stands the digest of a row that was trimmed.
+        keys = [Keys(self._prefix, tenant) for tenant in tenants]
+        states = self._each(keys, lambda key: ("HGET", key.requests, str(wanted.request_id)))
         places = sorted(
-            (key_of(tenant, word), tenant, word) for tenant, word in words if "=" not in word
+            (key_of(key.tenant_id, place), key.tenant_id, place)
+            for key, state in zip(keys, states, strict=True)
+            for place in places_in(key, state)
         )
         entries = self._at([p[1:] for p in places if begin is None or begin.is_passed_by(*p[1:])])
         page = read_page(
             entries, wanted, most=most, look=look, clock=_time_of, ended=lambda: not any(entries)
         )
-        trimmed = any("=" in word for _, word in words)
+        trimmed = any(b"=" in (state or b"") for state in states)
         return page if page.next else replace(page, trimmed=trimmed)
 
     def _at(self, places: Sequence[tuple[str, str]]) -> Iterator[Found]:
@@ -167,17 +171,16 @@ class RedisPages:
         ]
         return [(Keys(self._prefix, t), request_id) for _, t, request_id in sorted(found)[:most]]
 
-    def _started(self, invocations: Sequence[tuple[Keys, bytes]]) -> list[AuditRow]:
-        """Their started rows. An invocation that has ended meanwhile is open no longer."""
+    def _started(self, invocations: Sequence[tuple[Keys, bytes]]) -> Iterator[Found]:
+        """Where they start. An invocation that has ended meanwhile is open no longer."""
         commands = [("HGET", keys.requests, request_id) for keys, request_id in invocations]
         states = self._ask(commands) if commands else ()
         places = [
-            (keys.tenant_id, state.split()[1].decode())
+            (keys.tenant_id, started_in(keys, state))
             for (keys, _), state in zip(invocations, states, strict=True)
             if state is not None and state[:1] == b"o"
         ]
-        rows = (row_of(entry) for _, entry in self._at(places))
-        return [row for row in rows if row is not None]
+        return self._at(places)
 
 
 def first_position(wanted: RowFilter) -> str:

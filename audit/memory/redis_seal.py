@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any, Final
 
-from audit.memory.base import Entry
+from audit.memory.base import Entry, order_of
+from audit.memory.redis_form import LAST_PLACE, ROW_FIELD, position_in
 from audit.memory.redis_keys import Keys
 
 #: Rows trimmed in one step. Emits wait for that long, so it is short: about a millisecond.
 TRIM_PAGE: Final = 100
-
-#: The one field that an entry of a stream of rows has.
-ROW_FIELD: Final = b"row"
 
 _TRIM: Final = resources.files("audit.memory").joinpath("trim.lua").read_text(encoding="utf-8")
 _SWAP: Final = """
@@ -53,6 +51,8 @@ class RedisSeal:
     def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
         if limit < 1:
             raise ValueError(f"a page has 1 entry at least, not {limit}")
+        if after is not None and order_of(after) == LAST_PLACE:
+            return []
         start = "-" if after is None else f"({after}"
         page = self._ask("XRANGE", self._keys(tenant_id).rows, start, "+", "COUNT", str(limit))
         return [entry_of(position.decode(), fields) for position, fields in page]
@@ -87,8 +87,9 @@ class RedisSeal:
                 return total
 
     def trimmed(self, tenant_id: str) -> str | None:
-        position = self._ask("GET", self._keys(tenant_id).trimmed)
-        return None if position is None else str(position.decode())
+        keys = self._keys(tenant_id)
+        position = self._ask("GET", keys.trimmed)
+        return None if position is None else position_in(keys, position)
 
     def _keys(self, tenant_id: str) -> Keys:
         return Keys(self._prefix, tenant_id)

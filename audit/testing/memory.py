@@ -35,6 +35,7 @@ from audit.memory.base import (
     order_of,
 )
 from audit.memory.listed import open_of, page_of
+from audit.memory.newest import Cursor
 from audit.memory.page import LOOK, Open, Page
 from audit.row import COMPLETED, LATE, REFUSED, STARTED, AuditRow
 from audit.system_rows import SYSTEM_KINDS
@@ -179,6 +180,10 @@ class InMemory(AuditMemory):
         self._answer()
         rows, gone = self._rows, self._gone
         return page_of(rows, gone, self._stored_at, wanted, most=most, look=look, cursor=cursor)
+
+    def cursor_at(self, moment: datetime) -> str:
+        stored = [order_of(at)[0] for at, when in self._stored_at.items() if when <= moment]
+        return str(Cursor.above(max(stored, default=0)))
 
     def open_page(self, tenant_id: str | None, most: int) -> Open:
         rows = list(self.running(tenant_id))

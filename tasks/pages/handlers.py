@@ -1,6 +1,6 @@
 """The pages' handlers: who may see them, what they read, which page an answer becomes.
 
-Every page but the static files is behind Flower's login and answers GET and HEAD alone. What is
+Every address, static files too, is behind Flower's login and answers GET and HEAD alone. What is
 read is bounded, whatever the history. With ``?part=1`` the part alone is sent that changes.
 """
 
@@ -20,16 +20,17 @@ from tornado.web import HTTPError, StaticFileHandler, authenticated
 from audit.board.invocation import invocation
 from audit.board.listing import listing
 from audit.board.overview import overview
-from audit.errors import AuditError, AuditMemoryError, MemoryUrlError
+from audit.errors import AuditError, MemoryDamagedError, MemoryUnavailableError
 from audit.memory.base import AuditMemory
-from audit.memory.page import LOOK
-from audit.table import clean
+from audit.plain import clean
 from tasks.pages import picture, show
 from tasks.pages.filters import FIELDS, Filters, read_filters
 from tasks.pages.reader import reader_of
 
 T = TypeVar("T")
 
+#: Entries that a page looks at: each costs about 30 us of CPU, and a page has 300 ms.
+WINDOW: Final = 2_500
 #: Entries that one page may look at, however often somebody asks for more.
 MOST_LOOK: Final = 40_000
 AROUND: Final = 2_000
@@ -65,7 +66,7 @@ class AuditPage(BaseHandler):
             await self.answer(*names)
         except AuditError as error:
             _logger.warning("an audit page could not be read: %s", clean(str(error)))
-            self.show_error(503, _DOWN if _is_outage(error) else clean(str(error)))
+            self.show_error(503, _said(error))
 
     head = get
 
@@ -108,7 +109,7 @@ class OverviewPage(AuditPage):
         if filters.errors:
             self.show_error(400, f"tenant: {filters.errors['tenant']}")
             return
-        look = self.look(LOOK)
+        look = self.look(WINDOW)
         view = await self.ask(
             partial(
                 overview,
@@ -144,12 +145,21 @@ class ListPage(AuditPage):
             self.set_status(400)
         else:
             view = await self._read(filters)
-        self.show("audit_list.html", top="audit_form.html", view=view, filters=filters, all=FIELDS)
+        self.show(
+            "audit_list.html",
+            top="audit_form.html",
+            view=view,
+            filters=filters,
+            older=bool(self.asked("cursor")),
+            all=FIELDS,
+        )
 
     async def _read(self, filters: Filters) -> Any:
         cursor = self.asked("cursor") or None
         try:
-            return await self.ask(lambda memory, _: listing(memory, filters.wanted, cursor=cursor))
+            return await self.ask(
+                lambda memory, _: listing(memory, filters.wanted, cursor=cursor, look=WINDOW)
+            )
         except ValueError as error:
             if isinstance(error, AuditError):
                 raise
@@ -190,8 +200,26 @@ class TaskLink(AuditPage):
         self.redirect(self.reverse_url("audit-list") + filters.query())
 
 
-def _is_outage(error: AuditError) -> bool:
-    return isinstance(error, AuditMemoryError) and not isinstance(error, MemoryUrlError)
+class AuditFile(StaticFileHandler, BaseHandler):
+    """``/audit/static/...``: script and style, for whoever may see a page."""
+
+    SUPPORTED_METHODS = ("GET", "HEAD")
+
+    @authenticated
+    async def get(  # type: ignore[override]  # the decorator's type is wider
+        self, path: str, include_body: bool = True
+    ) -> None:
+        await super().get(path, include_body)
+
+    def set_extra_headers(self, path: str) -> None:
+        """Ask whether it is still the same: an upgrade brings script and page together."""
+        self.set_header("Cache-Control", "no-cache")
+
+
+def _said(error: AuditError) -> str:
+    """What somebody reads of it. How the memory is reached is for nobody's eyes."""
+    silent = isinstance(error, MemoryUnavailableError) and not isinstance(error, MemoryDamagedError)
+    return _DOWN if silent else clean(str(error))
 
 
 def page_addresses() -> list[URLSpec]:
@@ -201,5 +229,5 @@ def page_addresses() -> list[URLSpec]:
         URLSpec(r"/audit/list", ListPage, name="audit-list"),
         URLSpec(r"/audit/invocation/(.+)", InvocationPage, name="audit-invocation"),
         URLSpec(r"/audit/task/(.+)", TaskLink, name="audit-task"),
-        URLSpec(r"/audit/static/(.+)", StaticFileHandler, {"path": _STATIC}, name="audit-static"),
+        URLSpec(r"/audit/static/(.+)", AuditFile, {"path": _STATIC}, name="audit-static"),
     ]

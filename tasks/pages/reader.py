@@ -65,4 +65,6 @@ class Reader:
 
 def reader_of(application: Any) -> Reader:
     """The reader of a running Flower, made at the first call."""
-    return cast(Reader, application.settings.setdefault(_KEY, Reader(application.capp)))
+    if _KEY not in application.settings:
+        application.settings[_KEY] = Reader(application.capp)
+    return cast(Reader, application.settings[_KEY])

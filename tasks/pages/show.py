@@ -13,8 +13,9 @@ from datetime import datetime
 from typing import Final
 
 from audit.board.line import InvocationLine, LineKind
+from audit.plain import clean
 from audit.row import AuditRow
-from audit.table import SHORT_KIND, clean
+from audit.table import SHORT_KIND
 from tasks.pages.filters import Filters
 
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -60,6 +61,13 @@ def milliseconds(value: float | None) -> str:
         return NOTHING
     digits = 0 if abs(value) >= 10 or value == int(value) else 1
     return f"{value:,.{digits}f} ms"
+
+
+def emit(value: float | None) -> str:
+    """How long an emit took, by two clocks, of which the store's knows whole milliseconds alone."""
+    if value is not None and value < 1:
+        return "under 1 ms" if value > -1 else "the clocks differ"
+    return milliseconds(value)
 
 
 def duration(line: InvocationLine) -> str:

@@ -169,6 +169,20 @@ def test_reached_is_the_stores_time(memory: AuditMemory) -> None:
     assert memory.stored_at(page.rows[0]) == page.reached
 
 
+def test_a_page_can_begin_at_a_moment(memory: AuditMemory) -> None:
+    """By the store's clock; before the first row nothing comes, from now on everything."""
+    assert memory.page(ALL, cursor=memory.cursor_at(datetime.now(UTC))) == Page(rows=())
+    early = invoke(memory)
+    next_moment()
+    moment = memory.stored_at(memory.page(ALL).rows[0])
+    late = invoke(memory, tenant_id=OTHER)
+    assert [*memory.page(ALL, cursor=memory.cursor_at(moment)).rows] == [*reversed(early)]
+    now = memory.cursor_at(datetime.now(UTC) + timedelta(hours=1))
+    assert [*memory.page(ALL, cursor=now).rows] == [*reversed(early + late)]
+    for past in (moment - timedelta(days=1), datetime.fromtimestamp(-10, UTC)):
+        assert memory.page(ALL, cursor=memory.cursor_at(past)).rows == ()
+
+
 def test_only_a_row_of_a_memory_has_a_time_of_storing(memory: AuditMemory) -> None:
     """A row that comes from nowhere is refused."""
     with pytest.raises(ValueError, match=r"None|no memory"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from audit.memory.base import RowFilter
 from audit.memory.page import Damaged
 from audit.memory.redis import RedisMemory
 from audit.row import AuditRow
-from tests.pages import ALL, invoke, rows_of, tenant, walk
+from tests.pages import ALL, OTHER, invoke, rows_of, tenant, walk
 from tests.support import TENANT, make_identity, refused, started
 
 
@@ -40,6 +43,8 @@ def test_what_is_no_row_is_named_and_ends_nobody(on_server: RedisMemory, empty_u
         client.xadd(key, {"row": started(make_identity(), ts="2026-01-01T00:00:00").to_bytes()}),
         client.xadd(key, {"row": redis_json({**document, "payload": {}})}),
         client.xadd(key, {"row": redis_json({**document, "ts": 7})}),
+        client.xadd(key, {"row": started(make_identity(tenant_id=OTHER)).to_bytes()}),
+        *(client.xadd(key, {"row": halved(document, *place)}) for place in HALVED),
         client.xadd(key, {"row": b"[" * 100_000}),
     ]
     good.append(invoke(on_server))
@@ -50,10 +55,32 @@ def test_what_is_no_row_is_named_and_ends_nobody(on_server: RedisMemory, empty_u
         assert page.looked == len(page.rows) + len(page.damaged)
 
 
+#: Where a text may be that a reader asks by, or shows.
+HALVED = [("kind",), ("payload", "skill_id"), ("payload", "request_id"), ("meta", "task_id")]
+
+
+def halved(document: dict[str, Any], *place: str) -> bytes:
+    """A row, as JSON, with half a character at a place: no emit can store that."""
+    forged = copy.deepcopy(document)
+    reduce(dict.__getitem__, place[:-1], forged)[place[-1]] = "a\ud800"
+    return json.dumps(forged).encode()
+
+
 def redis_json(document: dict[str, Any]) -> bytes:
     return AuditRow(
         kind=document["kind"], ts=document["ts"], payload=document["payload"], meta={}
     ).to_bytes()
+
+
+def test_a_name_that_no_cursor_takes_ends_no_walk(on_server: RedisMemory, empty_url: str) -> None:
+    """A tenant that somebody forged under a very long name is left out, and every row is met."""
+    invoke(on_server)
+    name = "0" * 201
+    with redis.Redis.from_url(empty_url) as client:
+        client.sadd("audit:tenants", name)
+        client.xadd(f"audit:{{{name}}}:rows", {"row": b"x"})
+    invoke(on_server)
+    assert len(rows_of(walk(on_server, most=1))) == 4
 
 
 def test_an_entry_of_the_farthest_future_ends_nobody(

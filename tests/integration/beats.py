@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from audit.row import STARTED, AuditRow
 from tests.integration.beat_app import TENANT
+from tests.integration.prepared import celery, run_celery
 from tests.integration.stack import ROOT, Stack
 
 
@@ -21,8 +19,7 @@ class Beat:
 
     def __init__(self, stack: Stack, name: str, *entries: str, **conf: Any) -> None:
         self.log = stack.directory / f"{name}.log"
-        command = [sys.executable, "-m", "celery", "-A", "tests.integration.beat_app", "beat"]
-        command += ["-l", "INFO", "-s", str(stack.directory / name), "--pidfile="]
+        options = ["-l", "INFO", "-s", str(stack.directory / name), "--pidfile="]
         environ = {
             **os.environ,
             **stack.environ,
@@ -31,8 +28,12 @@ class Beat:
             "PYTHONPATH": str(ROOT),
         }
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, cwd=stack.directory, env=environ, stdout=log, stderr=subprocess.STDOUT
+            self.process = celery(
+                *("-A", "tests.integration.beat_app", "beat", *options),
+                cwd=stack.directory,
+                env=environ,
+                stdout=log,
+                stderr=log,
             )
 
     def text(self) -> str:
@@ -61,15 +62,10 @@ def ticks(stack: Stack, schedule: str, kind: str = STARTED) -> list[AuditRow]:
 
 def ask_duplicates(stack: Stack, *more: str) -> tuple[int, list[str]]:
     """What ``audit duplicates`` says: its exit status, and its lines."""
-    command = [sys.executable, "-m", "celery", "-A", "tests.integration.beat_app"]
-    asked = subprocess.run(
-        [*command, "audit", "duplicates", *more],
-        cwd=Path(stack.directory),
+    asked = run_celery(
+        *("-A", "tests.integration.beat_app", "audit", "duplicates", *more),
+        cwd=stack.directory,
         env={**os.environ, **stack.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     assert not asked.stderr.strip() or asked.returncode in (0, 1), asked.stderr
     return asked.returncode, asked.stdout.splitlines()

@@ -6,11 +6,12 @@ import base64
 import http.client
 import os
 import re
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.integration.prepared import celery
 from tests.integration.stack import ROOT, Stack
 from tests.support import wait_until
 
@@ -34,12 +35,11 @@ class Flower:
     def __init__(self, stack: Stack, directory: Path, *arguments: str, **environ: str) -> None:
         self.log = directory / "flower.log"
         own = {name: value for name, value in os.environ.items() if name[:7] != "FLOWER_"}
-        command = [sys.executable, "-m", "celery", "-A", "tests.integration.worker_app"]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, "flower", "--port=0", *arguments],
+            self.process = celery(
+                *("-A", "tests.integration.worker_app", "flower", "--port=0", *arguments),
                 stdout=log,
-                stderr=subprocess.STDOUT,
+                stderr=log,
                 cwd=directory,
                 env={**own, **stack.environ, "PYTHONPATH": str(ROOT), **environ},
             )
@@ -91,3 +91,11 @@ class Flower:
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait(20)
+
+
+def start_flower(stack: Stack, directory: Path, **environ: str) -> Flower:
+    """With the shipped configuration and a login, once it listens."""
+    shutil.copy(SHIPPED, directory)
+    flower = Flower(stack, directory, FLOWER_BASIC_AUTH=LOGIN, **environ)
+    flower.port()
+    return flower

@@ -6,13 +6,12 @@ import http.client
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.integration.prepared import start
 from tests.integration.stack import PERSONA, ROOT, Stack
 from tests.support import TENANT, wait_until
 
@@ -70,12 +69,11 @@ class Gateway:
             "AUDIT_GATEWAY_TOKENS": json.dumps(TOKENS),
             "AUDIT_GATEWAY_KEYS": json.dumps(KEYS),
         }
-        command = [sys.executable, "-m", "uvicorn", target, "--port", "0", *options]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
+            self.process = start(
+                *("uvicorn", target, "--port", "0", *options),
                 stdout=log,
-                stderr=subprocess.STDOUT,
+                stderr=log,
                 cwd=directory,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **settings, **environ},
             )

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from audit.embedded import EmbeddedServer
 from audit.memory import AuditMemory
 from audit.row import AuditRow
 from tasks import SkillHost
+from tests.integration.prepared import celery
 from tests.integration.skills import declare
 from tests.support import TENANT, check_every_row, wait_until
 
@@ -40,17 +40,16 @@ class Worker:
             "WORKER_CONF": json.dumps(conf),
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *packages))),
         }
-        command = [sys.executable, "-m", "celery", "-A", app, "worker"]
-        command += ["-P", pool, "-c", str(concurrency), "-l", level, "-E"]
-        command += ["--without-mingle", "--without-gossip", "-n", f"w{len(stack.workers)}@test"]
+        options = ["-P", pool, "-c", str(concurrency), "-l", level, "-E"]
+        options += ["--without-mingle", "--without-gossip", "-n", f"w{len(stack.workers)}@test"]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
+            self.process = celery(
+                *("-A", app, "worker", *options),
                 stdout=log,
-                stderr=subprocess.STDOUT,
+                stderr=log,
                 cwd=stack.directory,
                 env=environ,
-                start_new_session=True,
+                session=True,
             )
 
     def ready(self) -> Worker:

@@ -30,6 +30,13 @@ SLOW: Final = {
     BUCKET % "+Inf": "0+100x200",
 }
 
+#: Children that export once, at their end: each series is there with all it will ever say.
+SHORT_LIVED: Final = {
+    f'{(BUCKET % bound)[:-1]}, instance="child-{number}"}}': f"{'_ ' * 6 * number}{value}x60"
+    for number in range(20)
+    for bound, value in (("50", 90), ("100", 100), ("+Inf", 100))
+}
+
 #: Alarm, when it is looked at, the series (a value every 10 s), whether it fires.
 CASES: Final[list[tuple[str, str, dict[str, str], bool]]] = [
     ("SkillAuditEmitFailed", "3m", {FAILED % "w": "0x9 1x20"}, True),
@@ -40,6 +47,8 @@ CASES: Final[list[tuple[str, str, dict[str, str], bool]]] = [
     ("SkillAuditEmitFailed", "20m", {FAILED % "w": "0x200"}, False),
     ("SkillLedgerFault", "1m", {"skill_ledger_faults": "0 1x10"}, True),
     ("SkillLedgerFault", "1m", {"skill_ledger_faults": "0x10"}, False),
+    ("SkillLedgerFinding", "1m", {"skill_ledger_findings": "2x10"}, True),
+    ("SkillLedgerFinding", "1m", {"skill_ledger_findings": "0x10"}, False),
     ("SkillOrphaned", "1m", {f"skill_orphaned_seconds{{{TENANTS}}}": "0+10x10"}, True),
     ("SkillOrphaned", "1m", {f"skill_orphaned_seconds{{{TENANTS}}}": "29x10"}, False),
     (
@@ -68,6 +77,13 @@ CASES: Final[list[tuple[str, str, dict[str, str], bool]]] = [
     ("SkillAbandoned", "3m", {"skill_abandoned_total": "0x9 1x20"}, True),
     ("SkillAbandoned", "20m", {"skill_abandoned_total": "1x200"}, False),
     ("SkillEmitSlow", "20m", SLOW, True),
+    ("SkillEmitSlow", "20m", SHORT_LIVED, True),
+    (
+        "SkillEmitSlow",
+        "20m",
+        {BUCKET % "50": "90x200", BUCKET % "+Inf": "100x200"},
+        False,
+    ),  # of old
     ("SkillEmitSlow", "20m", {BUCKET % "50": "0+96x200", BUCKET % "+Inf": "0+100x200"}, False),
     ("SkillKeeperLate", "2m", {"skill_keeper_late_seconds": "0+10x20"}, True),
     ("SkillKeeperLate", "2m", {"skill_keeper_leads": "0x20"}, True),  # nobody leads
@@ -166,12 +182,13 @@ def say_all() -> None:
     metrics.emit_took("start", 1.5)
     metrics.leads(True)
     seen = metrics.Orphans(count=1, seconds=3.5)
-    metrics.swept(running=1, oldest_seconds=4.0, closed=1, orphans={TENANT: seen})
+    metrics.swept(running=1, oldest_seconds=4.0, orphans={TENANT: seen})
     metrics.arrived(TENANT, {"skill.invoked_started": 2})
     metrics.balance({TENANT: 2}, behind=False)
     metrics.spooled(0, 0)
     metrics.witnessed(failing=0)
     metrics.sealed(rows=1, waiting=0, faults=0)
+    metrics.verified(findings=0)
 
 
 def asked_for(expressions: list[str]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -122,3 +123,17 @@ def test_beat_does_not_start_with_an_entry_it_could_not_audit(
         assert f"beat entry {entry!r}" in beat.text()
         assert what in beat.text()
     assert len(stack.rows()) == before
+
+
+def test_a_beat_that_was_killed_sends_no_tick_again(stack: Stack) -> None:
+    """It goes on from the last tick that it sent, and not from when it last wrote its file."""
+    begin = datetime.now(UTC).isoformat()
+    with beats(Beat(stack, "killed", "every second")) as (first,):
+        sent = len(ticks(stack, "every second"))
+        wait_until(lambda: len(ticks(stack, "every second")) >= sent + 3, 30)
+        wait_until(lambda: 0.5 < time.time() % 1 < 0.8)  # not in between sending and writing
+        first.kill()
+    sent = len(ticks(stack, "every second"))
+    with beats(Beat(stack, "killed", "every second")):
+        wait_until(lambda: len(ticks(stack, "every second")) >= sent + 3, 30)
+    assert ask_duplicates(stack, "--tenant", TENANT, "--since", begin) == (0, [])

@@ -44,6 +44,7 @@ LEDGER = [
     "emit, no sealer",
     "emit beside a sealer",
 ]
+BOARD = ["overview", "GET /audit", "GET /audit/invocation/ID", "GET /audit/list, no filter"]
 WAITING = [Variant.BARE.label, Variant.AUDITED.label]
 
 pytestmark = pytest.mark.timeout(600)
@@ -98,6 +99,7 @@ def bench(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         ("memory", 2 * WAITING),
         ("privacy", 2 * PRIVACY),
         ("ledger", LEDGER),
+        ("board", [*2 * BOARD, "GET /audit; 1,000 tenants"]),
     ],
 )
 def test_a_tiny_run(section: str, rows: list[str], tmp_path: Path) -> None:

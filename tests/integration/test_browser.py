@@ -20,6 +20,9 @@ from tests.integration.flower import LOGIN, SHIPPED, Flower
 from tests.integration.stack import Stack, Worker, caller, running_stack
 from tests.support import make_identity, refused, wait_until
 
+#: A browser on a busy machine.
+pytestmark = pytest.mark.timeout(300)
+
 DOOMED = "doomed"
 PHONE = 360
 
@@ -213,6 +216,32 @@ def test_reading_anew_disturbs_nobody(place: Place) -> None:
         press(page, "half a wo")
         page.wait_live()
         assert page.run("return document.activeElement.value") == "half a wo"
+
+
+def focus(page: Browser, selector: str) -> None:
+    page.run("document.querySelector(arguments[0]).focus()", selector)
+
+
+def has_focus(page: Browser, selector: str) -> bool:
+    return bool(page.run("return document.activeElement.matches(arguments[0])", selector))
+
+
+def test_the_focus_stays_where_it_was(place: Place) -> None:
+    """A link that stands in two tables keeps it; of one that is gone, its table has it."""
+    page = place.browser
+    with load(place.stack):
+        page.go("/audit")
+        twice = 'a[href$="skill=test.fail"]'
+        assert page.run("return document.querySelectorAll(arguments[0]).length", twice) == 2
+        focus(page, f"#audit-slowest-scroll {twice}")
+        page.wait_live()
+        assert has_focus(page, f"#audit-slowest-scroll {twice}")
+        page.run("document.activeElement.setAttribute('href', '/gone')")
+        page.wait_live()
+        assert has_focus(page, "#audit-slowest-scroll")
+        page.run("document.querySelector('#audit-slowest-scroll').id = 'gone'")
+        page.wait_live()
+        assert has_focus(page, "#audit-part")
 
 
 def test_a_pause_holds(place: Place) -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from audit import AuditMemory, AuditRow, Reason, open_memory
 from audit.embedded import EmbeddedServer
+from tests.integration.prepared import Started, celery
 from tests.support import TENANT, completed, make_ending, make_identity, started
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +39,9 @@ class Cli:
 
     def start(
         self, *args: str, stdout: int | IO[bytes] = subprocess.PIPE, **environ: str
-    ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command(args),
-            stdin=subprocess.DEVNULL,
+    ) -> Started:
+        return celery(
+            *("-A", "cli_app", "audit", *args),
             stdout=stdout,
             stderr=subprocess.PIPE,
             cwd=self.directory,
@@ -52,6 +52,7 @@ class Cli:
         """Exit status, standard output, standard error."""
         with self.start(*args, stdout=subprocess.PIPE, **environ) as process:
             out, err = process.communicate()
+        assert process.returncode is not None
         return process.returncode, out, err.decode()
 
     def run_on_terminal(self, *args: str, **environ: str) -> tuple[int, str]:
@@ -59,7 +60,7 @@ class Cli:
         ours, theirs = pty.openpty()
         terminal = {"TERM": "xterm-256color", "COLUMNS": "120"}
         with subprocess.Popen(
-            self._command(args),
+            [sys.executable, "-m", "celery", "-A", "cli_app", "audit", *args],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -70,9 +71,6 @@ class Cli:
             shown = b"".join(read_all(ours))
         os.close(ours)
         return process.returncode, shown.decode()
-
-    def _command(self, args: tuple[str, ...]) -> list[str]:
-        return [sys.executable, "-m", "celery", "-A", "cli_app", "audit", *args]
 
     def _environ(self, environ: dict[str, str]) -> dict[str, str]:
         inherited = {

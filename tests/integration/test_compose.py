@@ -201,10 +201,21 @@ def test_flower_asks_for_a_password_and_changes_nothing(services: dict[str, Any]
     flower = services["flower"]
     assert "--conf=/srv/flowerconfig.py" in flower["command"]
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert re.search(r"^WORKDIR /srv\n#.*\nCOPY flowerconfig.py ./$", dockerfile, re.MULTILINE)
+    # Readable to the image's user also out of a tree that was checked out under umask 077.
+    copied = r"^WORKDIR /srv\n#.*\nCOPY --chmod=0644 flowerconfig.py ./$"
+    assert re.search(copied, dockerfile, re.MULTILINE)
     assert flower["environment"]["FLOWER_BASIC_AUTH"] == "auditor:flowersecret"
     assert "FLOWER_UNAUTHENTICATED_API" not in flower["environment"]
     assert not any("secret" in word for word in flower["command"])
+
+
+def test_flower_knows_of_the_ledger_and_cannot_reach_it(services: dict[str, Any]) -> None:
+    """Its pages are told that there is one, and get neither its keys nor its folder, nor any."""
+    flower = services["flower"]
+    assert {"AUDIT_LEDGER_DIR", "AUDIT_TRACE_URL"} <= set(flower["environment"])
+    assert "AUDIT_LEDGER_KEYS" not in flower["environment"]
+    assert not flower.get("volumes")
+    assert flower["read_only"] is True
 
 
 def test_flower_knows_the_options_it_is_given(services: dict[str, Any]) -> None:

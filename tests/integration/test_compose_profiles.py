@@ -128,15 +128,24 @@ def test_promtool_accepts_the_configuration(services: dict[str, Any]) -> None:
 
 def test_prometheus_scrapes_what_the_services_serve(services: dict[str, Any]) -> None:
     """Its targets are the keeper's pages and the collector's exporter, at the ports they have."""
-    targets = {
-        target
-        for job in parsed(PROMETHEUS / "prometheus.yml")["scrape_configs"]
-        for group in job["static_configs"]
-        for target in group["targets"]
-    }
+    keepers, collectors = parsed(PROMETHEUS / "prometheus.yml")["scrape_configs"]
     keeper = port_of(services["keeper"]["environment"]["AUDIT_KEEPER_LISTEN"])
     exporter = port_of(parsed(COLLECTOR)["exporters"]["prometheus"]["endpoint"])
-    assert targets == {f"keeper:{keeper}", f"collector:{exporter}"}
+    (names,) = keepers["dns_sd_configs"]
+    assert (names["names"], str(names["port"])) == (["keeper"], keeper)
+    assert collectors["static_configs"] == [{"targets": [f"collector:{exporter}"]}]
+
+
+def test_prometheus_scrapes_every_keeper() -> None:
+    """One name stands for all of `--scale keeper=2`: each address of it is a target of its own.
+
+    Scraped as one target, the answer may be the stand-by's, which sees no orphan: no alarm fires.
+    """
+    keepers = parsed(PROMETHEUS / "prometheus.yml")["scrape_configs"][0]
+    assert "static_configs" not in keepers
+    (names,) = keepers["dns_sd_configs"]
+    assert names["type"] == "A"
+    assert seconds(names["refresh_interval"]) <= 10
 
 
 def test_the_keeper_listens_where_only_its_network_reaches_it(services: dict[str, Any]) -> None:

@@ -65,6 +65,13 @@ def test_nobody_else_reads_the_file(env_file: Path) -> None:
     assert "/.env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
+def test_the_lines_leave_the_shell_as_it_was(tmp_path: Path) -> None:
+    """A umask of 077 that stayed would make what git writes next unreadable to the containers."""
+    script = f"umask 022\n{block('secrets')}\numask"
+    told = subprocess.check_output([require("bash"), "-euc", script], cwd=tmp_path, text=True)
+    assert told.split()[-1] == "0022"
+
+
 def test_every_service_and_volume_is_on_the_page(services: dict[str, Any]) -> None:
     """The page names each service, each published port and each volume."""
     volumes = {v["source"] for s in services.values() for v in s.get("volumes", ())}
@@ -81,7 +88,7 @@ def test_every_command_of_the_audit_on_the_page_exists() -> None:
     """Each `audit` command that the page has one type is one."""
     named = set(re.findall(r"celery -A tasks audit (\S+)|`audit (\w+)`", PAGE))
     words = {word for pair in named for word in pair if word}
-    assert words >= {"list", "keygen", "verify", "duplicates"}
+    assert words >= {"list", "doctor", "keygen", "verify", "duplicates"}
     for word in words:
         done = subprocess.run(
             [require("celery"), "-A", "tasks", "audit", word, "--help"],

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from audit.embedded import EmbeddedServer
 from audit.keeper import ROLE
 from audit.ledger.keys import LedgerKeys
 from audit.memory import open_memory
+from tests.integration.prepared import run_celery
 from tests.integration.stack import ROOT, Stack
 from tests.support import completed, make_identity, started
 
@@ -28,14 +28,10 @@ KEYS = json.dumps([{"id": "k1", "secret": SECRET}])
 def doctor(directory: Path, *args: str, **environ: str) -> tuple[int, Lines, str]:
     """Exit status, its lines by their names, and everything it wrote."""
     inherited = {n: v for n, v in os.environ.items() if not n.startswith(("AUDIT_", "FLOWER_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", APP, "audit", "doctor", "--json", *args],
+    done = run_celery(
+        *("-A", APP, "audit", "doctor", "--json", *args),
         cwd=directory,
         env={**inherited, "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     lines = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
     return done.returncode, lines, done.stdout + done.stderr
@@ -128,6 +124,40 @@ def test_a_memory_that_may_evict(tmp_path: Path, stack: Stack) -> None:
     assert (status, lines["memory"]["level"]) == (1, "OK")
     assert lines["durability"]["level"] == "BAD"
     assert "noeviction" in lines["durability"]["seen"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("CONFIG", "SET", "maxmemory", "1mb"), ("REPLICAOF", "127.0.0.1", "1")],
+    ids=["full", "a replica"],
+)
+def test_a_memory_that_answers_and_takes_no_writes(
+    tmp_path: Path, stack: Stack, durable: EmbeddedServer, command: tuple[str, ...]
+) -> None:
+    """BAD though it answers and is fit: there every skill is refused."""
+    with redis.Redis.from_url(durable.url) as client:
+        client.execute_command(*command)
+    status, lines, everything = doctor(
+        tmp_path, **{**stack.environ, "AUDIT_MEMORY_URL": durable.url}
+    )
+    assert (status, lines["memory"]["level"]) == (1, "OK"), everything
+    assert lines["writes"]["level"] == "BAD", everything
+    assert "every skill is refused" in lines["writes"]["advice"]
+
+
+def test_it_leaves_nothing(tmp_path: Path, stack: Stack, durable: EmbeddedServer) -> None:
+    """No key of memory, broker or results is another afterwards, and no file is there."""
+    stack.worker("solo", 1, app=APP)
+    with (
+        redis.Redis.from_url(durable.url) as memory,
+        redis.Redis.from_url(stack.environ["CELERY_BROKER_URL"]) as broker,
+    ):
+        before = broker.dbsize(), set(tmp_path.rglob("*"))
+        lines = doctor(tmp_path, **{**stack.environ, "AUDIT_MEMORY_URL": durable.url})[1]
+        assert lines["writes"]["level"] == lines["broker"]["level"] == "OK"
+        assert lines["worker pools"]["level"] == "WARN"
+        assert memory.keys() == []
+        assert (broker.dbsize(), set(tmp_path.rglob("*"))) == before
 
 
 def test_servers_that_hang(stack: Stack, tmp_path: Path) -> None:

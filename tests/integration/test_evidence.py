@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,6 +24,7 @@ from audit.ledger.checkpoint import origin_of
 from audit.ledger.keys import LedgerKeys, write_new
 from audit.ledger.proof import TlogProof
 from audit.ledger.sealer import Sealer
+from tests.integration.prepared import celery, run_celery
 from tests.support import TENANT, completed, make_identity, started, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -47,21 +47,31 @@ class Ledger:
         return self.keys.verifiers[0].to_text()
 
     def run(self, *args: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(**self._call(*args, **more), capture_output=True, check=False)
+        return run_celery(*self._line(*args), cwd=self.folder, env=self._environ | more)
 
     @contextmanager
     def keeping(self, **more: str) -> Iterator[None]:
         """A keeper at work."""
         with (self.folder / "keeper.log").open("wb") as log:
-            keeper = subprocess.Popen(**self._call("keep", **more), stdout=log, stderr=log)
+            keeper = celery(
+                *self._line("keep"),
+                cwd=self.folder,
+                env=self._environ | more,
+                stdout=log,
+                stderr=log,
+            )
             try:
                 yield
             finally:
                 keeper.terminate()
                 keeper.wait(30)
 
-    def _call(self, *args: str, **more: str) -> dict[str, Any]:
-        env = {
+    def _line(self, *args: str) -> tuple[str, ...]:
+        return ("-A", "app_of_test", "audit", *args)
+
+    @property
+    def _environ(self) -> dict[str, str]:
+        return {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
             "AUDIT_MEMORY_URL": self.url,
@@ -69,8 +79,6 @@ class Ledger:
             "AUDIT_LEDGER_ORIGIN": ORIGIN,
             "AUDIT_LEDGER_KEYS": str(self.folder / "keys"),
         }
-        command = [sys.executable, "-m", "celery", "-A", "app_of_test", "audit", *args]
-        return {"args": command, "cwd": self.folder, "env": env | more, "text": True}
 
 
 @pytest.fixture

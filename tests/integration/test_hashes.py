@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from audit.keys import KeyRing
 from audit.row import AuditRow
 from tasks import SkillHost
 from tasks.reprs import shown
+from tests.integration.prepared import run_celery
 from tests.integration.skills import declare
 from tests.integration.stack import PERSONA, ROOT, Stack, caller, running_stack
 from tests.support import TENANT, wait_until
@@ -147,15 +146,13 @@ def test_an_investigator_compares_arguments_with_a_row(stack: Stack, tmp_path: P
 
     def compare(arguments: dict[str, Any], **environ: str) -> int:
         held.write_text(json.dumps(arguments))
-        command = [sys.executable, "-m", "celery", "-A", "tests.integration.worker_app"]
-        done = subprocess.run(
-            [*command, "audit", "compare-args", request_id, str(held)],
+        done = run_celery(
+            *("-A", "tests.integration.worker_app", "audit", "compare-args"),
+            *(request_id, str(held)),
             cwd=ROOT,
             env={**stack.environ, "PYTHONPATH": str(ROOT), **environ},
-            capture_output=True,
-            check=False,
         )
-        assert SECRET.encode() not in done.stdout + done.stderr
+        assert SECRET not in done.stdout + done.stderr
         return done.returncode
 
     keys = json.dumps(KEYS)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from audit.embedded import EmbeddedServer
 from audit.keeper import ROLE
 from audit.row import COMPLETED
 from audit.spool import Spool
+from tests.integration.prepared import Started, celery
 from tests.support import completed, make_identity, started
 
 ROOT = Path(__file__).parents[2]
@@ -29,13 +29,13 @@ class Host:
 
     directory: Path
     memory_url: str
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
 
     @property
     def spool_dir(self) -> Path:
         return self.directory / "spool"
 
-    def start(self, *args: str, memory_url: str = "") -> subprocess.Popen[bytes]:
+    def start(self, *args: str, memory_url: str = "") -> Started:
         environ = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -43,9 +43,8 @@ class Host:
             "AUDIT_SPOOL_DIR": str(self.spool_dir),
             "AUDIT_LEASE_SECONDS": "3",
         }
-        process = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", "app", "audit", *args],
-            stdin=subprocess.DEVNULL,
+        process = celery(
+            *("-A", "app", "audit", *args),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=self.directory,
@@ -68,7 +67,7 @@ def host(tmp_path: Path, server: EmbeddedServer) -> Iterator[Host]:
     host.end()
 
 
-def event(process: subprocess.Popen[bytes]) -> dict[str, object]:
+def event(process: Started) -> dict[str, object]:
     """The next line a keeper tells."""
     assert process.stdout is not None
     line = process.stdout.readline()

@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import redis
 from audit import open_memory
 from audit.embedded import EmbeddedServer
 from tests.integration.otlp import OtlpSink
+from tests.integration.prepared import celery
 from tests.support import TENANT, make_identity, started, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -37,8 +36,8 @@ class Kept:
         (directory / "app.py").write_text("from celery import Celery\n\napp = Celery('plain')\n")
         self.log = directory / f"keeper-{port}.log"
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "app", "audit", "keep"],
+            self.process = celery(
+                *("-A", "app", "audit", "keep"),
                 cwd=directory,
                 env={
                     **os.environ,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ from audit.ledger.folder import META, LedgerFolder
 from audit.ledger.keys import LedgerKeys, write_new
 from audit.ledger.log import LogFolder
 from audit.memory import AuditMemory, open_memory
+from tests.integration.prepared import Started, celery
 from tests.naive_merkle import NaiveTree
 from tests.support import make_identity, refused, wait_until
 
@@ -45,7 +44,7 @@ def host(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(host: Path, url: str, *args: str) -> subprocess.Popen[bytes]:
+def start(host: Path, url: str, *args: str) -> Started:
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -58,14 +57,7 @@ def start(host: Path, url: str, *args: str) -> subprocess.Popen[bytes]:
         "AUDIT_LEDGER_SEAL_SECONDS": "0.01",
     }
     with (host / "log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", "app", "audit", *args],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=host,
-            env=environ,
-        )
+        return celery(*("-A", "app", "audit", *args), stdout=log, stderr=log, cwd=host, env=environ)
 
 
 @contextmanager

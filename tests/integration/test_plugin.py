@@ -126,6 +126,42 @@ def test_none(audited):
     )
 
 
+def test_a_name_that_is_no_skill_s_fails(shop: pytest.Pytester) -> None:
+    """Misspelt, `pairs` would be empty for ever and every assertion over it would hold."""
+    result = run(
+        shop,
+        """
+def test_misspelt(audited):
+    with audited.acting_as(): quote.delay("lamp")
+    for pair in audited.pairs("shop.qoute"):
+        pair.failed()
+
+def test_spelt(audited):
+    assert audited.pairs("shop.quote") == audited.pairs(quote) == []
+""",
+    )
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*no app that is tested has a skill 'shop.qoute'*"])
+
+
+def test_an_app_that_is_made_in_the_test_fails_it(shop: pytest.Pytester) -> None:
+    """Its skills knew the real memory, so that nothing is on record whatever they do."""
+    shop.makepyfile(
+        test_late="""
+import pytest
+from audit import AuditEmitFailed
+
+def test_late(audited):
+    from shop_app import quote
+    with audited.acting_as(), pytest.raises(AuditEmitFailed): quote("lamp")
+    audited.assert_nothing()
+"""
+    )
+    result = shop.runpytest_subprocess("-p", "no:cacheprovider", timeout=60)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*made while the test ran*: shop. Import their modules*"])
+
+
 def test_an_open_invocation_fails_its_test(shop: pytest.Pytester) -> None:
     """A started row without its completed row is an error at the end of the test."""
     result = run(
@@ -162,6 +198,37 @@ def test_down(audited):
 """,
     )
     result.assert_outcomes(passed=1)
+
+
+def test_a_worker_in_the_same_process(
+    shop: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not eager, skills run in its threads over the memory of the test; the next test is eager."""
+    monkeypatch.delenv("CELERY_BROKER_URL")  # it would go before the broker in this process
+    result = run(
+        shop,
+        """
+from celery.contrib.testing.worker import start_worker
+
+here = SkillHost.adopt(Celery("here", broker="memory://", backend="cache+memory://"))
+
+@skill("here.double", version="1.0.0", app=here)
+def double(number):
+    return 2 * number
+
+def test_worker(audited):
+    here.conf.task_always_eager = False
+    with start_worker(here, perform_ping_check=False, pool="threads"), audited.acting_as():
+        assert double.delay(4).get(timeout=20) == 8
+    audited.pair(double).succeeded()
+
+def test_eager_again(audited):
+    with audited.acting_as():
+        assert double.delay(5).get() == 10
+    audited.pair(double).succeeded()
+""",
+    )
+    result.assert_outcomes(passed=2)
 
 
 def test_the_documented_test_passes(shop: pytest.Pytester) -> None:

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,13 @@ def test_adopting_snippet(reader: Path) -> None:
         " isinstance(tasks['existing.stays_plain'], SkillTask))",
     )
     assert output == "True False\n"
+
+
+def test_every_setting_is_named() -> None:
+    """Whatever AuditSettings reads stands in the README, with its environment variable."""
+    for name in (field.name for field in fields(AuditSettings)):
+        assert f"`audit_{name}`" in README, name
+        assert f"`AUDIT_{name.upper()}`" in README, name
 
 
 def test_every_setting_of_the_table_exists() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from audit.row import COMPLETED, LATE, STARTED, Reason
 from tests.integration.otlp import OtlpSink
+from tests.integration.prepared import celery
 from tests.integration.stack import ROOT, Stack, caller, running_stack
 from tests.integration.test_outage import spooled, stack_with_own_memory
 from tests.support import wait_until
@@ -128,11 +128,12 @@ def wait_for_exports_of(sink: OtlpSink, count: int) -> None:
 
 def keep_until_closed(stack: Stack, sink: OtlpSink, count: int) -> None:
     """A keeper as a process of its own, until so many are closed."""
-    keeper = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "tests.integration.worker_app", "audit", "keep"],
+    keeper = celery(
+        *("-A", "tests.integration.worker_app", "audit", "keep"),
         cwd=stack.directory,
         env={**os.environ, **stack.environ, **sink.environ, **QUICK, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         wait_until(lambda: len(stack.rows(kind=COMPLETED)) == count, 60)

@@ -27,13 +27,13 @@ ROWS, COLUMNS = 40, 160
 class Terminal:
     """A terminal with `audit top` on it: what was shown so far, and what keys are pressed."""
 
-    def __init__(self, stack: Stack, *args: str) -> None:
+    def __init__(self, stack: Stack, *args: str, **environ: str) -> None:
         self.ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         self.before = termios.tcgetattr(theirs)
         self.theirs = theirs
         self._text = b""
-        environ = {n: v for n, v in os.environ.items() if n not in ("COLUMNS", "LINES", "NO_COLOR")}
+        own = {n: v for n, v in os.environ.items() if n not in ("COLUMNS", "LINES", "NO_COLOR")}
         command = [sys.executable, "-m", "celery", "-A", "tests.integration.worker_app"]
         self.process = subprocess.Popen(
             [*command, "audit", "top", "--interval", "0.1", *args],
@@ -41,8 +41,8 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             cwd=stack.directory,
-            env={**environ, **stack.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
-            | {"AUDIT_EMIT_TIMEOUT": "0.5"},
+            env={**own, **stack.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+            | {"AUDIT_EMIT_TIMEOUT": "0.5", **environ},
             start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -82,8 +82,8 @@ class Terminal:
 def terminal(stack: Stack) -> Iterator[Any]:
     opened: list[Terminal] = []
 
-    def start(*args: str) -> Terminal:
-        opened.append(Terminal(stack, *args))
+    def start(*args: str, **environ: str) -> Terminal:
+        opened.append(Terminal(stack, *args, **environ))
         return opened[-1]
 
     yield start
@@ -122,6 +122,26 @@ def test_ctrl_c_ends(terminal: Any) -> None:
     assert top.end() == 0
     assert "Traceback" not in top._text.decode()
     assert termios.tcgetattr(top.theirs) == top.before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(
+    terminal: Any, number: signal.Signals
+) -> None:
+    """`kill` and a closed window: echo, cursor and screen are back, the status tells the signal."""
+    top = terminal()
+    top.shows("Last endings")
+    top.process.send_signal(number)
+    assert top.end() == 128 + number
+    assert termios.tcgetattr(top.theirs) == top.before
+    wait_until(lambda: b"\x1b[?1049l" in top._text and b"\x1b[?25h" in top._text)
+
+
+def test_a_terminal_that_cannot_be_drawn_on(terminal: Any) -> None:
+    """TERM=dumb is wrong usage, which names --once, instead of a screen that stays empty."""
+    top = terminal(TERM="dumb")
+    assert top.end() == 2
+    wait_until(lambda: b"--once" in top._text)
 
 
 def test_other_keys_do_nothing(terminal: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.beat import Scheduler
+from celery.beat import BeatLazyFunc, Scheduler
 from celery.schedules import crontab, schedule
 
 from audit import InvocationContext
@@ -174,6 +174,12 @@ def test_what_an_unproven_message_says_of_a_tick_is_in_no_row(app: SkillHost) ->
         ({"once_per_tick": "no", "schedule": crontab()}, "must be True or False, got str"),
         ({"task": "test.plain", "once_per_tick": True}, "for skills only"),
         ({"task": "elsewhere", "options": {}, "once_per_tick": True}, "no caller persona"),
+        ({"options": {"headers": HEADERS, "task_id": "same"}}, "task id of its own"),
+        ({"options": {"headers": {**HEADERS, ONCE_HEADER: True}}}, "named by beat alone"),
+        ({"options": {"headers": {**HEADERS, DUE_HEADER: "now"}}}, "named by beat alone"),
+        ({"options": ["headers"]}, "options must be"),
+        ({"args": []}, "args and kwargs do not fit"),
+        ({"kwargs": {"y": 1}}, "args and kwargs do not fit"),
     ],
 )
 def test_beat_names_an_entry_that_could_not_be_audited(
@@ -198,6 +204,21 @@ def test_beat_names_an_entry_that_could_not_be_audited(
 def test_beat_starts_with_entries_that_can_be(app: SkillHost, change: dict[str, Any]) -> None:
     """Skills with a caller, and plain tasks as they always were."""
     check_schedule(app, {"good": entry(**change)})
+
+
+def test_an_entry_that_is_none_is_named(app: SkillHost) -> None:
+    """Instead of an error that says nothing of it."""
+    with pytest.raises(ScheduleDefinitionError, match=r"^beat entry 'none' .*must be"):
+        check_schedule(app, {"none": 60.0, "good": entry()})
+
+
+def test_arguments_that_are_made_when_it_is_sent_fit(app: SkillHost) -> None:
+    """They are counted and not made."""
+
+    def never() -> None:
+        raise AssertionError
+
+    check_schedule(app, {"lazy": entry(args=[BeatLazyFunc(never)])})
 
 
 def test_every_faulty_entry_is_named(app: SkillHost) -> None:

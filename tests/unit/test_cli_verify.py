@@ -16,9 +16,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from audit.cli import audit
+from audit.errors import MemoryDamagedError
 from audit.ledger.note_key import Algorithm, SignerKey, VerifierKey
 from audit.ledger.text import encode_base64
 from audit.row import timestamp
+from tests.integration.otlp import OtlpSink
 from tests.ledger_writer import (
     META,
     PREFIX,
@@ -98,6 +100,20 @@ def test_a_finding_says_where(ledger: PlainLedger) -> None:
     assert told[-1] == {
         "type": "verdict", "verdict": "wrong", "checked": 82, "unsealed": 4, "findings": 1,
     }  # fmt: skip
+
+
+def test_findings_are_told_over_otlp(ledger: PlainLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many, for the sev-1 alarm; a sound ledger tells a zero."""
+    with OtlpSink() as sink:
+        for name, value in sink.environ.items():
+            monkeypatch.setenv(name, value)
+        run(ledger)
+        rows = ledger.memory.rows[TENANTS[0]]
+        rows[7] = PlainEntry("8-0", rows[7].stored.replace(b'"attempt":0', b'"attempt":1'))
+        run(ledger)
+        told = [point.as_int for _, point in sink._points("skill_ledger_findings")]
+        assert sorted(set(told)) == [0, 1]
+        assert {who["skill.host.role"] for who in sink.resources()} == {"verifier"}
 
 
 def test_one_tenant_is_checked_alone(ledger: PlainLedger) -> None:
@@ -230,3 +246,25 @@ def test_the_example_in_the_help_runs(ledger: PlainLedger) -> None:
     (example,) = re.findall(r"^ +celery -A tasks audit verify (.*)$", shown, re.MULTILINE)
     result = run(ledger, *example.split())
     assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_what_is_not_known_is_not_told_as_nothing(
+    ledger: PlainLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant whose keys in the memory are damaged is a finding, and its unsealed rows unknown."""
+    memory = ledger.memory
+    right = memory.trimmed
+
+    def trimmed(tenant_id: str) -> str | None:
+        if tenant_id == TENANTS[0]:
+            raise MemoryDamagedError("a position is none", tenant_id=tenant_id)
+        return right(tenant_id)
+
+    monkeypatch.setattr(memory, "trimmed", trimmed)
+    result = run(ledger)
+    assert result.exit_code == 1
+    assert result.stdout.count("sealed 40, checked 40; cosigned 0; unsealed unknown") == 1
+    assert result.stdout.count("sealed 40, checked 40; cosigned 0; unsealed 2") == 1
+    assert "MALFORMED in the memory: a position is none" in result.stdout
+    logs = [one for one in objects(run(ledger, "--json")) if one["type"] == "log"]
+    assert sorted(str(log["unsealed"]) for log in logs) == ["0", "2", "None"]

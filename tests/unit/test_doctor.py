@@ -14,7 +14,7 @@ import pytest
 from audit.doctor.check import Check, Level, Probe, examine, named, ok
 from audit.doctor.flower import access, config
 from audit.doctor.local import context_keys, hash_keys, ledger_keys, spool
-from audit.doctor.store import clock, durability, keeper, leases, reachable, store_probes
+from audit.doctor.store import clock, durability, keeper, leases, reachable, store_probes, writes
 from audit.errors import AuditError, MemoryUnsuitableError
 from audit.keeper import ROLE
 from audit.ledger.keys import LedgerKeys
@@ -100,10 +100,19 @@ def test_a_memory_out_of_reach_is_bad_in_each_of_its_lines(
     def down(*_: object, **__: object) -> NoReturn:
         raise DOWN
 
-    for name in ("store_time", "check", "is_led", "open_page"):
+    for name in ("store_time", "check", "lead", "is_led", "open_page"):
         monkeypatch.setattr(memory, name, down)
     for check in examine(store_probes(memory, "redis://host/1", 15)):
-        said(check, Level.BAD, "did not answer", "start the memory")
+        said(check, Level.BAD, "did not answer", "every skill is refused")
+
+
+def test_a_write_is_proven_and_taken_back() -> None:
+    """OK after a real write, of which nothing stays; whoever leads goes on leading."""
+    memory = InMemory()
+    memory.lead(ROLE, "k", 60)
+    said(writes(memory), Level.OK, "takes writes")
+    assert memory._leaders.keys() == {ROLE}
+    assert list(memory.rows()) == []
 
 
 def test_durability(monkeypatch: pytest.MonkeyPatch) -> None:

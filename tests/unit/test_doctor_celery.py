@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,10 +129,18 @@ def test_a_pool_that_ignores_limits(app: SkillHost, pool: str) -> None:
     said(configured_pool(app), Level.WARN, "time limits", "prefork")
 
 
+@pytest.mark.parametrize("pool", ["custom", "others_pool.pool:AsyncPool"])
+def test_a_pool_that_nobody_here_knows(app: SkillHost, pool: str) -> None:
+    """WARN: whether it keeps limits cannot be told, so OK would be a guess."""
+    app.conf.worker_pool = pool
+    said(configured_pool(app), Level.WARN, "not known", "prefork")
+
+
 def test_pools_as_settings_and_as_workers_spell_them() -> None:
     """Both are one word."""
     assert pool_kind("threads") == pool_kind("celery.concurrency.thread:TaskPool") == "thread"
     assert pool_kind("celery.concurrency.prefork:TaskPool") == pool_kind("prefork") == "prefork"
+    assert pool_kind("processes") == "prefork"
 
 
 @pytest.mark.parametrize(
@@ -140,6 +149,7 @@ def test_pools_as_settings_and_as_workers_spell_them() -> None:
         ("prefork", Level.OK, "w1 (prefork)"),
         ("solo", Level.WARN, "w1 (solo) ignores time limits"),
         ("thread", Level.WARN, "w1 (thread) ignores time limits"),
+        ("others", Level.WARN, "w1 (others) is not known to keep"),
     ],
 )
 def test_pools_of_running_workers(
@@ -164,15 +174,24 @@ def test_no_worker_answers(app: SkillHost, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_broker_and_result_backend_that_answer(app: SkillHost) -> None:
-    """OK, with what they are."""
-    said(broker(app), Level.OK, "memory")
+    """With what they are; of this one no server need be there."""
+    said(broker(app), Level.WARN, "memory://... answers")
     said(result_backend(app), Level.OK, "CacheBackend answers")
 
 
+@pytest.mark.parametrize("kind", ["memory", "filesystem"])
+def test_a_broker_that_is_fit_for_no_audited_host(kind: str, tmp_path: Path) -> None:
+    """WARN: it answers, and loses messages or keeps them in one process."""
+    folders = dict.fromkeys(("data_folder_in", "data_folder_out"), str(tmp_path))
+    app = SkillHost("unfit", set_as_current=False, broker=f"{kind}://")
+    app.conf.broker_transport_options = folders if kind == "filesystem" else {}
+    said(broker(app), Level.WARN, f"{kind}://... answers", "Redis")
+
+
 def test_results_that_nobody_keeps_and_results_by_the_broker() -> None:
-    """Neither has a server of its own to ask."""
+    """Neither has a server to ask; without results no caller hears that its skill was refused."""
     none = SkillHost("n", set_as_current=False, broker="memory://")
-    said(result_backend(none), Level.OK, "none")
+    said(result_backend(none), Level.WARN, "none", "AuditEmitFailed")
     rpc = SkillHost("r", set_as_current=False, broker="memory://", backend="rpc://")
     assert result_backend(rpc).level is Level.SKIPPED
 

@@ -144,6 +144,7 @@ def test_http_statuses() -> None:
         "MemoryUrlError": 503,
         "MemoryUnavailableError": 503,
         "MemoryUnsuitableError": 503,
+        "MemoryDamagedError": 503,
         "RowRefusedError": 409,
     }
 

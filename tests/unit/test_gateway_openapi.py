@@ -136,7 +136,7 @@ def references(node: Any) -> Iterator[str]:
 
 def test_the_document_is_openapi(app: SkillHost) -> None:
     """Its shape, every schema in it, every reference, and its operations' ids."""
-    found = json.loads(json.dumps(document(Calls(app).skills())))
+    found = json.loads(json.dumps(document(Calls(app, 10).skills())))
     Draft202012Validator(OPENAPI).validate(found)
     assert len(list(schemas(found))) > 50
     for schema in schemas(found):
@@ -153,7 +153,7 @@ def test_the_document_is_openapi(app: SkillHost) -> None:
 
 def test_every_skill_and_no_other_task_is_in_it(app: SkillHost) -> None:
     """With its version and the first line of its docstring; a plain task is none."""
-    paths = document(Calls(app).skills())["paths"]
+    paths = document(Calls(app, 10).skills())["paths"]
     assert "/v1/skills/test.echo" in paths
     assert not {"/v1/skills/test.plain", "/v1/skills/celery.chord"} & paths.keys()
     assert paths["/v1/skills/test.echo"]["post"]["x-skill-version"] == "1.2.0"
@@ -173,7 +173,7 @@ def test_what_a_skill_takes() -> None:
     assert schema["required"] == ["a"]
     assert schema["additionalProperties"] is False
     assert list(schema["properties"]) == ["a", "b", "*args", "c"]
-    assert "s3cret" not in json.dumps(document(Calls(app).skills()))
+    assert "s3cret" not in json.dumps(document(Calls(app, 10).skills()))
     check = Draft202012Validator(schema).is_valid
     assert check({"a": 1, "*args": [1.5], "c": {"name": "x"}})
     assert not check({"a": "1"})

@@ -4,18 +4,20 @@
    family (``audit.ledger.*``, and the host, ``tasks.*`` with its two configurations).
 2. No circles, not inside a family either.
 3. ``audit`` never imports Celery or the host built on it.
-4. Nothing is imported inside a function, but in the place of ``LATE_IMPORTS``.
+4. Nothing is imported inside a function, but in the places of ``LATE_IMPORTS``.
 5. The verifier derives everything again: it never reaches the sealer, not through others either.
 6. ``audit/__init__.py`` stays light: errors, rows, context, memory.
 7. A module that the table does not name is an error: whoever adds one says where it stands.
 
-An import for types only counts like any other. That importing ``audit.memory.base`` also runs
-``audit/__init__.py`` does not: rule 6 keeps that harmless.
+An import for types only counts like any other, and so does a place named ``"audit.cli_top:top"``.
+That importing ``audit.memory.base`` also runs ``audit/__init__.py`` does not: rule 6 keeps that
+harmless.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +33,7 @@ HERE = "tests/unit/test_imports.py"
 #: From the ground up. ``name.*`` is a family: the package, with all its modules.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.errors", "audit.readings", "audit.keys"),
-    ("audit.canonical", "audit.masking", "audit.binary"),
+    ("audit.canonical", "audit.masking", "audit.binary", "audit.plain"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
     ("audit.context", "audit.schedule", "audit.system_rows"),
     ("audit.memory.filter", "audit.memory.entry"),
@@ -47,12 +49,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "audit.spool",
         "audit.alarms",
         "audit.memory.redis_keys",
-        "audit.memory.redis_lease",
         "audit.memory.redis_url",
         "audit.memory.sql",
         "audit.embedded",
     ),
-    ("audit.memory.redis_seal", "audit.memory.newest"),
+    ("audit.memory.redis_form",),
+    ("audit.memory.redis_seal", "audit.memory.redis_lease", "audit.memory.newest"),
     ("audit.memory.redis_page", "audit.memory.listed"),
     ("audit.recorder", "audit.memory.redis", "audit.testing.*", "audit.tail"),
     ("audit.invocation", "audit.ledger.*"),
@@ -60,12 +62,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.keeper", "audit.table"),
     ("audit.board.*",),
     ("audit.doctor.*", "audit.top"),
-    ("audit.terminal", "audit.cli_options"),
-    ("audit.cli_ledger", "audit.cli_compare", "audit.cli_verify", "audit.cli_evidence"),
+    ("audit.cli_options",),
+    ("audit.terminal",),
+    ("audit.cli_rows", "audit.cli_ledger", "audit.cli_compare", "audit.cli_evidence"),
     ("audit.keeper_http",),
     (
         "audit.cli_keeper",
         "audit.cli_retention",
+        "audit.cli_verify",
         "audit.cli_duplicates",
         "audit.cli_doctor",
         "audit.cli_top",
@@ -75,7 +79,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("celeryconfig", "flowerconfig", "tasks.*"),
 )
 LIGHT = {"audit.errors", "audit.row", "audit.context", "audit.memory", "audit.memory.base"}
-LATE_IMPORTS = {("audit.memory", "open_memory")}
+LATE_IMPORTS = {("audit.memory", "open_memory"), ("audit.cli", "__getitem__")}
+#: An object by its place, as an entry point names it: whoever names one will import it.
+PLACE = re.compile(r"(?P<module>(audit|tasks)(\.\w+)+):\w+")
 NEVER_IN_AUDIT = ("celery", "flower", "tasks", "celeryconfig", "flowerconfig")
 VERIFIER, SEALER = "audit.ledger.verifier", "audit.ledger.sealer"
 
@@ -136,12 +142,14 @@ def targets(node: ast.AST, package: str) -> Iterator[str]:
                 module = ".".join([*above, *([module] if module else [])])
             yield from (f"{module}.{alias.name}" for alias in names)
         case (
-            ast.Call(func=ast.Name(id="__import__" | "import_module"))
-            | ast.Call(func=ast.Attribute(attr="import_module"))
+            ast.Call(func=ast.Name(id="__import__" | "import_module" | "resolve_name"))
+            | ast.Call(func=ast.Attribute(attr="import_module" | "resolve_name"))
         ):
             literal = node.args[0] if node.args else None
             known = isinstance(literal, ast.Constant) and isinstance(literal.value, str)
             yield literal.value if known else "a module named at run time"
+        case ast.Constant(value=str(text)) if place := PLACE.fullmatch(text):
+            yield place["module"]
 
 
 def module_of(target: str, modules: Mapping[str, Module]) -> str | None:
@@ -282,6 +290,17 @@ def test_importing_audit_loads_no_store_and_no_celery() -> None:
     assert heavy_ones & set(run.stdout.split()) == set()
 
 
+def test_the_command_line_loads_no_command() -> None:
+    """Every process of Celery's loads ``audit.cli``: it brings no command and no client along."""
+    code = "import sys, audit.cli; print(*sorted(sys.modules))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(run.stdout.split())
+    assert {name for name in loaded if name.startswith("audit.cli_")} == {"audit.cli_options"}
+    assert {"redis", "rich", "cryptography", "audit.ledger", "audit.settings"} & loaded == set()
+
+
 def plant(root: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         path = root / name
@@ -341,6 +360,11 @@ BREACHES = {
         "import audit.masking",
         "audit.canonical imports sideways to audit.masking",
     ),
+    "upward-by-the-name-of-a-place": (
+        "audit/errors.py",
+        'COMMANDS = {"row": "audit.row:AuditRow"}',
+        "audit.errors imports up to audit.row",
+    ),
     "upward-for-types-only": (
         "audit/row.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from audit.context import X",
@@ -379,6 +403,11 @@ BREACHES = {
     "late-in-disguise": (
         "tasks/task.py",
         "import importlib\ndef load(name):\n    return importlib.import_module(name)",
+        "a module named at run time is imported inside load()",
+    ),
+    "late-by-the-name-of-a-place": (
+        "tasks/task.py",
+        "import pkgutil\ndef load(name):\n    return pkgutil.resolve_name(name)",
         "a module named at run time is imported inside load()",
     ),
     "late-beside-the-place-where-it-may": (

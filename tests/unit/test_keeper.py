@@ -195,8 +195,8 @@ def test_a_disk_that_fails_stops_no_sweep(
 
 
 def test_a_round_measures(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who leads, what waits on this host, what runs, how old the oldest is, what was closed, what
-    has no lease; a follower knows the first two alone."""
+    """Who leads, what waits on this host, what runs, how old the oldest is, what has no
+    lease; a follower knows the first two alone."""
     gauges = Gauges()
     monkeypatch.setattr(module, "metrics", gauges)
     house.memory.emit(started(make_identity()))
@@ -206,7 +206,7 @@ def test_a_round_measures(house: House, monkeypatch: pytest.MonkeyPatch) -> None
     (leads, spooled, swept, follows, also_spooled) = gauges.calls
     assert (leads, follows) == (("leads", (True,), {}), ("leads", (False,), {}))
     assert spooled == also_spooled == ("spooled", (0, 0), {})
-    assert (swept[0], swept[2]["running"], swept[2]["closed"]) == ("swept", 1, 0)
+    assert (swept[0], swept[2]["running"]) == ("swept", 1)
     assert swept[2]["oldest_seconds"] >= 0
     assert [seen.count for seen in swept[2]["orphans"].values()] == [1]
 

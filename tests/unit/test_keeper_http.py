@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from audit import keeper_http as module
 from audit import metrics
-from audit.errors import MemoryUnsuitableError, SettingsError
+from audit.errors import MemoryUnavailableError, MemoryUnsuitableError, SettingsError
 from audit.keeper_http import AT_ONCE, HUNG_SECONDS, Exporting, Pages, Proof, serving
 from audit.testing import FakeClock, InMemory
 from tests.support import wait_until
@@ -140,7 +141,7 @@ def test_who_leads_no_more_tells_no_old_story() -> None:
     with Exporting("k", scraped=True) as exporting:
         metrics.leads(True)
         seen = metrics.Orphans(count=1, seconds=99.0)
-        metrics.swept(running=1, oldest_seconds=99, closed=0, orphans={"t": seen})
+        metrics.swept(running=1, oldest_seconds=99, orphans={"t": seen})
         text = exporting.text().decode()
         assert 'skill_orphaned_seconds{tenant_id="t"} 99.0' in text
         assert "skill_keeper_late_seconds " in text
@@ -202,3 +203,37 @@ def test_many_who_ask_cost_one_write_a_second(monkeypatch: pytest.MonkeyPatch) -
         proof.reason()
         clock.pass_by(0.25)
     assert len(asked) == 3
+
+
+def test_a_client_that_sends_byte_after_byte_is_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No single read is late, and the whole request is: its place is free again."""
+    monkeypatch.setattr(module, "CLIENT_SECONDS", 0.3)
+    with served() as place, socket.create_connection(place) as client:
+        client.sendall(b"GET /healthz HTTP/1.0\r\nX: ")
+
+        def hung_up() -> bool:
+            try:
+                client.sendall(b"a")
+            except OSError:
+                return True
+            return False
+
+        wait_until(hung_up, 10)
+
+
+def test_who_waits_for_a_proof_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow memory is asked once, not once by each in turn."""
+    memory, clock = InMemory(), FakeClock()
+    asked = []
+
+    def check() -> None:
+        asked.append(1)
+        clock.pass_by(3)
+        raise MemoryUnavailableError("slow")
+
+    monkeypatch.setattr(memory, "check", check)
+    proof = Proof(memory, clock=clock)
+    assert proof.reason() == proof.reason() != ""
+    assert len(asked) == 1

@@ -12,7 +12,7 @@ from audit.ledger.folder import LedgerFolder
 from audit.ledger.sources import Sources
 from audit.ledger.verifier import verify
 from audit.testing import InMemory
-from tests.sealing import KEYS, OTHER, PREFIX, contents, files, log_of, make, seal
+from tests.sealing import KEYS, OTHER, PREFIX, check, contents, files, log_of, make, seal
 from tests.support import TENANT, make_identity, refused
 
 pytestmark = pytest.mark.usefixtures("no_flush")
@@ -71,3 +71,59 @@ def test_a_line_of_the_folder_that_is_none_of_ours_is_not_served(
     did = seal(memory, tmp_path)
     assert (did.rows, did.faults) == (0, {})
     assert files(tmp_path) == before
+
+
+# --- a tenant that nothing names any more ---------------------------------------------------------
+
+
+def forget(memory: Unlisting, directory: Path, tenant_id: str) -> None:
+    """In the memory's list, and in the folder's."""
+    memory.lost = {tenant_id}
+    lines = LedgerFolder(directory).tenants()
+    LedgerFolder(directory).put_tenants({k: v for k, v in lines.items() if v != tenant_id})
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_log_of_which_nothing_names_the_tenant_is_an_alarm(
+    memory: Unlisting, tmp_path: Path, caplog: pytest.LogCaptureFixture, again: bool
+) -> None:
+    """Once, by the sealer that served it before, and by one that starts anew; the other tenant is
+    sealed, and the alarm is over when the line is back."""
+    sealer = make(memory, tmp_path)
+    sealer.round()
+    lines = LedgerFolder(tmp_path).tenants()
+    forget(memory, tmp_path, OTHER)
+    for tenant_id in (TENANT, OTHER):
+        memory.emit(refused(make_identity(tenant_id=tenant_id)))
+    sealer = sealer if again else make(memory, tmp_path)
+    for rows in (1, 0):
+        did = sealer.round()
+        assert did is not None
+        assert (did.rows, list(did.faults)) == (rows, [log_of(OTHER)])
+    (alarm,) = [record for record in caplog.records if "nothing says whose" in record.getMessage()]
+    assert (alarm.levelname, alarm.severity) == ("CRITICAL", "sev-1")  # type: ignore[attr-defined]
+    LedgerFolder(tmp_path).put_tenants(lines)
+    did = sealer.round()
+    assert did is not None
+    assert (did.rows, did.faults) == (1, {})
+
+
+def test_what_waits_of_an_unknown_tenant_is_not_known(memory: Unlisting, tmp_path: Path) -> None:
+    """`verify` says so, and does not say that nothing waits; told the tenant, it knows."""
+    seal(memory, tmp_path)
+    forget(memory, tmp_path, OTHER)
+    memory.emit(refused(make_identity(tenant_id=OTHER)))
+    report = check(memory, tmp_path)
+    (finding,) = report.findings()
+    assert (finding.kind, finding.log) == (Kind.MISSING, log_of(OTHER))
+    assert "is not known" in finding.text
+    waiting = {log.log: log.unsealed for log in report.logs}
+    assert waiting == {"meta": 0, log_of(TENANT): 0, log_of(OTHER): None}
+    told = check(memory, tmp_path, tenant=OTHER)
+    assert [log.unsealed for log in told.logs if log.tenant] == [1]
+
+
+def test_a_folder_that_is_no_log_is_no_alarm(memory: Unlisting, tmp_path: Path) -> None:
+    """Nobody's `lost+found` is a tenant's."""
+    (tmp_path / "lost+found").mkdir()
+    assert seal(memory, tmp_path).faults == {}

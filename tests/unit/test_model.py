@@ -786,7 +786,7 @@ class SpoolWithoutRename(Spool):
 class ReplayRemovesFirst(Spool):
     """A file is removed before its row is in the memory."""
 
-    def _replay_one(self, path, memory):
+    def _replay_one(self, path, memory, faults):
         if path.exists():
             row = AuditRow.from_bytes(path.read_bytes())
             path.unlink()

@@ -19,7 +19,7 @@ from audit.board.line import lines_of
 from audit.board.listing import listing
 from audit.board.measures import Bucket, Endings
 from audit.board.overview import overview
-from audit.cli import list_
+from audit.cli_rows import list_
 from audit.errors import MemoryUrlError, SettingsError
 from audit.memory.base import RowFilter
 from audit.row import Outcome, Reason, Refusal
@@ -180,6 +180,14 @@ def test_numbers_have_their_units() -> None:
         "4.2 ms",
         "1,234 ms",
     ]
+    emits = (None, 0.99, 0, -0.1, 1, 4.25, -1, -3000)
+    assert [show.emit(one) for one in emits] == [
+        "-",
+        *["under 1 ms"] * 3,
+        "1 ms",
+        "4.2 ms",
+        *["the clocks differ"] * 2,
+    ]
     assert (show.plural(1, "entry", "entries"), show.plural(2, "filter")) == (
         "1 entry",
         "2 filters",
@@ -279,7 +287,7 @@ def test_markup_in_rows_is_escaped_in_every_part(memory: InMemory, clock: FakeCl
     view = invocation(memory, SCRIPT, clock.now(), ledger=False)
     parts = [
         render_overview(memory, clock.now()),
-        render("audit_list.html", view=listing(memory, RowFilter()), filters=Filters()),
+        render("audit_list.html", view=listing(memory, RowFilter()), filters=Filters(), older=True),
         render("audit_invocation.html", view=view, trace=SCRIPT, trace_link=None, further=None),
         render("audit_form.html", filters=read(since=SCRIPT, skill=SCRIPT), all=FIELDS),
         render("audit_error.html", status=404, text=SCRIPT),

@@ -16,6 +16,7 @@ from celery.exceptions import Terminated, TimeLimitExceeded
 from celery.worker import state
 
 from audit.context import PERSONA_HEADER, TENANT_HEADER, InvocationContext, Trace
+from audit.keeper_http import Exporting
 from audit.row import COMPLETED, STARTED, AuditRow, Reason
 from audit.spool import Spool
 from tasks import SkillHost, runtime
@@ -257,13 +258,16 @@ def test_an_ending_stands_behind_what_the_child_spooled(
 def test_with_the_disk_broken_too_the_row_is_in_the_log(
     app: SkillHost, memory: FakeMemory, tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
-    """sev-1 with the whole row, and the worker's event loop goes on."""
+    """sev-1 with the whole row, counted as a failure, and the worker's event loop goes on."""
     (tmp_path / "file").touch()
     app.conf.audit_spool_dir = str(tmp_path / "file")
     request = receive(app)
     start(app, request)
     memory.plan.append((DOWN, False))
-    request.on_failure(einfo(WorkerLostError("signal 9")))
+    with Exporting("w", scraped=True) as exporting:
+        request.on_failure(einfo(WorkerLostError("signal 9")))
+        counted = exporting.text().decode()
+    assert 'skill_audit_emit_failures_total{stage="completed"} 1.0' in counted
     (alarm,) = [r for r in log.records if getattr(r, "severity", "") == "sev-1"]
     assert AuditRow.from_bytes(alarm.audit_row.encode()).request_id == request.request_id
 

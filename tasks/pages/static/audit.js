@@ -1,10 +1,12 @@
-/* Keeps the page as new as the memory: every two seconds the part that changes is read again.
-   Focus, scrolling and opened details stay; nothing is asked while nobody looks. */
+/* Keeps the page as new as the memory: every two seconds the part that changes is read again, more
+   rarely where that takes long. Focus, scrolling and opened details stay; nothing is asked while
+   nobody looks. */
 (function () {
   "use strict";
 
   var EVERY = 2000;
   var PATIENCE = 15000;
+  var REST = 4;
   var part = document.getElementById("audit-part");
   var state = document.getElementById("audit-state");
   var pause = document.getElementById("audit-pause");
@@ -37,19 +39,28 @@
     return selection && !selection.isCollapsed && part.contains(selection.anchorNode);
   }
 
+  // Where the focus is: the same link may stand in several tables, and more than once in one.
   function focused() {
     var own = document.activeElement;
-    if (!own || !part.contains(own)) {
+    if (!own || own === part || !part.contains(own)) {
       return null;
     }
-    if (own.id) {
-      return "#" + CSS.escape(own.id);
+    var home = "#" + CSS.escape(own.closest("[id]").id);
+    var selector = home;
+    if (!own.id) {
+      selector += own.tagName === "SUMMARY" ? " > summary" : ' a[href="' + CSS.escape(own.getAttribute("href") || "") + '"]';
     }
-    if (own.tagName === "SUMMARY" && own.parentNode.id) {
-      return "#" + CSS.escape(own.parentNode.id) + " > summary";
+    return { home: home, selector: selector, place: Array.prototype.indexOf.call(document.querySelectorAll(selector), own) };
+  }
+
+  // What had the focus may be gone: then what it stood in has it, so that Tab goes on from there.
+  function focus(at) {
+    var found = document.querySelectorAll(at.selector);
+    var again = found[Math.min(at.place, found.length - 1)] || document.querySelector(at.home) || part;
+    again.focus({ preventScroll: true });
+    if (!part.contains(document.activeElement)) {
+      part.focus({ preventScroll: true });
     }
-    var href = own.getAttribute("href");
-    return href ? 'a[href="' + CSS.escape(href) + '"]' : null;
   }
 
   function each(selector, act) {
@@ -61,7 +72,7 @@
       return;
     }
     last = html;
-    var focus = focused();
+    var at = focused();
     var open = {};
     var scrolled = {};
     var top = window.scrollY;
@@ -70,9 +81,8 @@
     part.innerHTML = html;
     each("details[id]", function (one) { if (one.id in open) { one.open = open[one.id]; } });
     each(".audit-scroll[id]", function (one) { one.scrollLeft = scrolled[one.id] || 0; });
-    var again = focus && part.querySelector(focus);
-    if (again) {
-      again.focus({ preventScroll: true });
+    if (at) {
+      focus(at);
     }
     window.scrollTo(window.scrollX, top);
   }
@@ -120,9 +130,10 @@
     }
     var own = round;
     timer = window.setTimeout(async function () {
+      var began = performance.now();
       await once();
       if (own === round) {
-        plan(EVERY);
+        plan(Math.max(EVERY, REST * (performance.now() - began)));
       }
     }, wait);
   }

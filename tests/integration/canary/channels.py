@@ -7,8 +7,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -22,6 +20,7 @@ from google.protobuf.json_format import MessageToDict
 
 from audit.memory import AuditMemory
 from tests.integration.otlp import OtlpSink
+from tests.integration.prepared import celery
 from tests.integration.stack import ROOT
 from tests.support import wait_until
 
@@ -89,14 +88,13 @@ class Flower:
         self.log = directory / "flower.log"
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
             self.port = free.getsockname()[1]
-        command = [sys.executable, "-m", "celery", "-A", app, "flower", "--address=127.0.0.1"]
-        command += [f"--port={self.port}", f"--basic_auth={USER}:{PASSWORD}", "--logging=debug"]
-        command += [f"--conf={conf}"] if conf else []
+        options = ["--address=127.0.0.1", f"--port={self.port}", "--logging=debug"]
+        options += [f"--basic_auth={USER}:{PASSWORD}", *([f"--conf={conf}"] if conf else [])]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
+            self.process = celery(
+                *("-A", app, "flower", *options),
                 stdout=log,
-                stderr=subprocess.STDOUT,
+                stderr=log,
                 cwd=directory,
                 env={**os.environ, **environ, "PYTHONPATH": str(ROOT)},
             )

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.integration.canary.channels import Document, Events, Flower
 from tests.integration.canary.protections import Protection
 from tests.integration.canary.ways import CALM, HELD, WAYS
 from tests.integration.otlp import OtlpSink
+from tests.integration.prepared import Started, start
 from tests.integration.stack import ROOT, Stack, Worker, running_stack
 from tests.support import wait_until
 
@@ -65,15 +65,14 @@ class Host:
             flower.stop()
 
     @contextlib.contextmanager
-    def caller(self, off: str = "") -> Iterator[subprocess.Popen[str]]:
+    def caller(self, off: str = "") -> Iterator[Started]:
         """A caller that publishes what :meth:`publish` tells it."""
         with (self.directory / "caller.log").open("wb") as log:
-            caller = subprocess.Popen(
-                [sys.executable, "-m", "tests.integration.canary.caller"],
+            caller = start(
+                "tests.integration.canary.caller",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
                 cwd=self.directory,
                 env={**os.environ, **self.environ("caller", off), "PYTHONPATH": str(ROOT)},
             )
@@ -84,7 +83,7 @@ class Host:
 
     def publish(self, caller: Any, ways: Sequence[str]) -> None:
         """Let the caller publish, and know what will come of it."""
-        caller.stdin.write(json.dumps(list(ways)) + "\n")
+        caller.stdin.write(json.dumps(list(ways)).encode() + b"\n")
         caller.stdin.flush()
         line = caller.stdout.readline()
         assert line, (self.directory / "caller.log").read_text()[-3000:]
