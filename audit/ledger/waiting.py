@@ -63,8 +63,12 @@ class Waiting:
 
 
 def _stored_at(position: str | None) -> float:
-    """When the memory stored a row, in seconds of its own clock, as its positions begin with."""
+    """When the memory stored a row, in seconds of its own clock.
+
+    A position in Redis begins with it, in milliseconds; one in SQL ends in it, in microseconds.
+    """
     try:
-        return order_of(position or "")[0] / 1000
+        major, minor = order_of(position or "")
     except ValueError:
         return 0.0
+    return major / 1e3 if major / 1e3 >= _TIMED_FROM else minor / 1e6

@@ -1,4 +1,4 @@
-"""What the contract suite runs over: a server for a whole module or session, empty for each test."""
+"""What the contract suite runs over: servers for many tests, empty for each of them."""
 
 from __future__ import annotations
 

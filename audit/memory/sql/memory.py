@@ -26,8 +26,8 @@ from audit.memory.base import (
     order_of,
 )
 from audit.memory.page import LOOK, Open, Page
-from audit.memory.sql.reading import Reading, time_of
-from audit.memory.sql.tables import moment_of
+from audit.memory.sql.reading import Reading, checked, time_of
+from audit.memory.sql.tables import moment_of, written
 from audit.row import AuditRow
 
 #: Rows that one step trims: writers wait for that long at most, where they wait at all.
@@ -106,6 +106,9 @@ class SqlMemory(AuditMemory):
     ) -> Page:
         return self._reading.page(wanted, most, look, cursor)
 
+    def cursor_at(self, moment: datetime) -> str:
+        return self._reading.cursor_at(moment)
+
     def open_page(self, tenant_id: str | None, most: int) -> Open:
         return self._reading.open_page(tenant_id, most)
 
@@ -160,7 +163,7 @@ class SqlMemory(AuditMemory):
 
     def trimmed(self, tenant_id: str) -> str | None:
         position: str | None = self._reading.of_log(tenant_id).trimmed
-        return position
+        return None if position is None else checked(written(tenant_id), position)
 
 
 def check_swap(new: bytes, position: str | None) -> None:

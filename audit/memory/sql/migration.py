@@ -69,4 +69,6 @@ def _catch_up(connection: psycopg.Connection[Any]) -> list[str]:
         RETURNING ahead
         """
     ).fetchone()
-    return [] if raised is None else [f"new rows come behind those that were restored ({raised[0]})"]
+    return (
+        [] if raised is None else [f"new rows come behind those that were restored ({raised[0]})"]
+    )

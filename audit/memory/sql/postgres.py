@@ -17,6 +17,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import errors, waiting
 from psycopg.conninfo import make_conninfo
+from psycopg.rows import namedtuple_row, tuple_row
 from sqlalchemy import BigInteger, func
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
@@ -35,7 +36,7 @@ IDLE: Final = 64
 PAUSES: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 _INTERVAL: Final = 0.1
 
-_DIALECT: Final = PGDialect_psycopg()
+_DIALECT: Final[Any] = PGDialect_psycopg()  # type: ignore[no-untyped-call]
 _EMIT: Final = f"SELECT audit_emit({', '.join(['%s'] * 17)})"
 _JUDGE: Final = """
 SELECT version, ahead + pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
@@ -202,7 +203,8 @@ class PostgresMemory(SqlMemory):
     ) -> list[Any]:
         connection = self._take(deadline)
         try:
-            cursor = connection.cursor(row_factory=psycopg.rows.namedtuple_row if named else None)
+            factory: Any = namedtuple_row if named else tuple_row
+            cursor = connection.cursor(row_factory=factory)
             cursor.execute(statement, arguments)
             found = cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:

@@ -22,9 +22,10 @@ from sqlalchemy import (
     union,
 )
 
+from audit.errors import MemoryDamagedError
 from audit.memory.base import Entry, RowFilter, order_of
-from audit.memory.newest import CHUNK, Cursor, Found, check_bounds, read_page
-from audit.memory.page import Open, Page
+from audit.memory.newest import CHUNK, Cursor, Found, check_bounds, read_page, row_of
+from audit.memory.page import Damaged, Open, Page
 from audit.memory.sql.tables import (
     DEATHS,
     INVOCATIONS,
@@ -95,7 +96,7 @@ class Reading:
 
     def arrived(self, wanted: RowFilter, seen: tuple[int, int]) -> list[AuditRow]:
         """The next rows of a tenant, or of all, behind a place; not yet filtered."""
-        query = select(*_ENTRY).where(_PLACE > _at(*seen)).order_by(*_OLDEST).limit(PAGE)
+        query = select(*_ENTRY).where(_at(*seen) < _PLACE).order_by(*_OLDEST).limit(PAGE)
         if wanted.tenant_id is not None:
             query = query.where(ROWS.c.tenant_id == written(wanted.tenant_id))
         return [_row(found) for found in self._ask(self._only_settled(query))]
@@ -125,8 +126,32 @@ class Reading:
         counted = select(func.count()).select_from(INVOCATIONS).where(open_)
         if tenant_id is not None:
             counted = counted.where(INVOCATIONS.c.tenant_id == written(tenant_id))
-        rows = tuple(_row(found) for found in self._ask(self._open(tenant_id, None).limit(most)))
-        return Open(rows=rows, total=self._ask(counted)[0][0])
+        entries = [_entry(found) for found in self._ask(self._open(tenant_id, None).limit(most))]
+        rows = [row_of(entry, whose) for whose, entry in entries]
+        return Open(
+            rows=tuple(row for row in rows if row is not None),
+            total=self._ask(counted)[0][0],
+            damaged=tuple(
+                Damaged(whose, entry.position)
+                for (whose, entry), row in zip(entries, rows, strict=True)
+                if row is None
+            ),
+        )
+
+    def cursor_at(self, moment: datetime) -> str:
+        """Found by halves: turns come in the order of time, but for a clock that was set back."""
+        by = microseconds(moment)
+        ends = select(func.min(ROWS.c.turn), func.max(ROWS.c.turn))
+        low, high = (end or 0 for end in self._ask(ends)[0])
+        while low <= high:
+            middle = (low + high) // 2
+            query = select(ROWS.c.turn, ROWS.c.minor).where(ROWS.c.turn >= middle)
+            first = self._ask(query.order_by(*_OLDEST).limit(1))
+            if first and first[0].minor <= by:
+                low = first[0].turn + 1
+            else:
+                high = middle - 1
+        return str(Cursor.above(low - 1))
 
     # --- for the ledger -----------------------------------------------------------------------
 
@@ -148,14 +173,15 @@ class Reading:
             raise ValueError(f"a page has 1 entry at least, not {limit}")
         query = select(*_ENTRY).where(ROWS.c.tenant_id == written(tenant_id)).order_by(*_OLDEST)
         if after is not None:
-            query = query.where(_PLACE > _at(*order_of(after)))
+            query = query.where(_at(*order_of(after)) < _PLACE)
         return [_entry(found)[1] for found in self._ask(self._only_settled(query).limit(limit))]
 
     def last_position(self, tenant_id: str) -> str | None:
         newest = self.newest_place(tenant_id)
         if newest is not None:
             return f"{newest[0]}-{newest[1]}"
-        return self.of_log(tenant_id).last_position  # type: ignore[no-any-return]
+        last: str | None = self.of_log(tenant_id).last_position
+        return None if last is None else checked(written(tenant_id), last)
 
     def of_log(self, tenant_id: str) -> Any:
         """What is known of a log; all of it ``None`` for one that is not known."""
@@ -213,7 +239,7 @@ class Reading:
         if wanted.tenant_id is not None:
             query = query.where(LOGS.c.tenant_id == written(wanted.tenant_id))
         floor = _floor(wanted)
-        marks = [order_of(found.trimmed)[1] for found in self._ask(query)]
+        marks = [order_of(checked(found.tenant_id, found.trimmed))[1] for found in self._ask(query)]
         if wanted.request_id is not None and marks:
             return self._lacks(wanted)
         return any(mark > floor for mark in marks)
@@ -276,7 +302,7 @@ class _Backward:
     def _fetch(self, count: int) -> Sequence[Any]:
         query = self._query.limit(count)
         if self._below is not None:
-            query = query.where(_PLACE < _at(*self._below))
+            query = query.where(_at(*self._below) > _PLACE)
         return self._ask(query)
 
 
@@ -310,6 +336,24 @@ def conditions(wanted: RowFilter) -> list[ColumnElement[bool]]:
     return found
 
 
+def checked(tenant_id: str, position: str) -> str:
+    """A stored position.
+
+    Raises:
+        MemoryDamagedError: that is none.
+    """
+    try:
+        order_of(position)
+    except ValueError:
+        whose = read(tenant_id)
+        raise MemoryDamagedError(
+            f"the memory answers, but a position in audit_logs of tenant {whose} is none: somebody"
+            " else has written it, put it back from a backup",
+            tenant_id=whose,
+        ) from None
+    return position
+
+
 def time_of(position: str) -> datetime:
     """When the row at a position was stored."""
     return moment_of(order_of(position)[1])
@@ -333,7 +377,7 @@ def _floor(wanted: RowFilter) -> int:
 
 
 def _behind(found: Any) -> ColumnElement[bool]:
-    return _PLACE > _at(found.turn, found.minor)
+    return _at(found.turn, found.minor) < _PLACE
 
 
 def _at(turn: int, minor: int) -> Any:

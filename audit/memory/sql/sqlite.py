@@ -399,9 +399,7 @@ class _Step:
         return self._connection.execute(statement, arguments)
 
 
-def _trim(
-    connection: sqlite3.Connection, tenant: str, before: tuple[int, int], most: int
-) -> int:
+def _trim(connection: sqlite3.Connection, tenant: str, before: tuple[int, int], most: int) -> int:
     still_open = connection.execute(
         "SELECT turn, minor FROM audit_invocations WHERE tenant_id = ? AND state = 'o'"
         " ORDER BY turn LIMIT 1",
