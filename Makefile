@@ -44,7 +44,7 @@ lock: $(BIN)/python ## write requirements/*.lock anew from pyproject.toml
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	$(BIN)/python -m venv "$$tmp"; \
 	"$$tmp/bin/python" -m pip $(PIP_FLAGS) install 'uv>=0.9,<1'; \
-	"$$tmp/bin/uv" $(COMPILE) pyproject.toml --group dev --extra embedded --extra gevent --extra gateway --extra redbeat -o requirements/dev.lock; \
+	"$$tmp/bin/uv" $(COMPILE) pyproject.toml --group dev --extra embedded --extra gevent --extra gateway --extra redbeat --extra postgres --extra sqlite -o requirements/dev.lock; \
 	"$$tmp/bin/uv" $(COMPILE) pyproject.toml --extra gateway -c requirements/dev.lock -o requirements/runtime.lock; \
 	"$$tmp/bin/uv" $(COMPILE) --group pyproject.toml:build -c requirements/dev.lock -o requirements/build.lock
 

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "keep": "audit.cli_keeper:keep",
     "keygen": "audit.cli_ledger:keygen",
     "list": "audit.cli_rows:list_",
+    "migrate": "audit.cli_migrate:migrate",
     "prove": "audit.cli_evidence:prove",
     "prune": "audit.cli_retention:prune",
     "reconcile": "audit.cli_keeper:reconcile",

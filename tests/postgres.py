@@ -70,6 +70,14 @@ class PostgresServer:
         more = "".join(f"&{name}={value}" for name, value in parameters.items())
         return f"postgresql://postgres@/{database}?host={self.folder}{more}"
 
+    def dump(self, schema: str) -> bytes:
+        """The schema as an administrator moves it to another cluster."""
+        return self._run("pg_dump", "-h", str(self.folder), "-U", "postgres", "-n", schema)
+
+    def restore(self, dump: bytes) -> None:
+        arguments = ("-h", str(self.folder), "-U", "postgres", "-q", "-v", "ON_ERROR_STOP=1")
+        self._run("psql", *arguments, given=dump)
+
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, (self.folder / "log").read_text()
         done = subprocess.run(
@@ -77,12 +85,13 @@ class PostgresServer:
         )
         return done.returncode == 0
 
-    def _run(self, program: str, *arguments: str) -> None:
+    def _run(self, program: str, *arguments: str, given: bytes = b"") -> bytes:
         done = subprocess.run(
-            [str(self._programs / program), *arguments], cwd=self.folder,
-            capture_output=True, text=True, check=False, **self._as_user(),
+            [str(self._programs / program), *arguments], cwd=self.folder, input=given,
+            capture_output=True, check=False, **self._as_user(),
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout
 
     def _as_user(self) -> dict[str, object]:
         if self._user is None:

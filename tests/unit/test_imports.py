@@ -50,12 +50,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "audit.alarms",
         "audit.memory.redis_keys",
         "audit.memory.redis_url",
-        "audit.memory.sql",
         "audit.embedded",
     ),
     ("audit.memory.redis_form",),
     ("audit.memory.redis_seal", "audit.memory.redis_lease", "audit.memory.newest"),
     ("audit.memory.redis_page", "audit.memory.listed"),
+    ("audit.memory.sql.*",),
     ("audit.recorder", "audit.memory.redis", "audit.testing.*", "audit.tail"),
     ("audit.invocation", "audit.ledger.*"),
     ("audit.memory", "audit.reconciler"),
@@ -68,6 +68,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.keeper_http",),
     (
         "audit.cli_keeper",
+        "audit.cli_migrate",
         "audit.cli_retention",
         "audit.cli_verify",
         "audit.cli_duplicates",
@@ -79,7 +80,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("celeryconfig", "flowerconfig", "tasks.*"),
 )
 LIGHT = {"audit.errors", "audit.row", "audit.context", "audit.memory", "audit.memory.base"}
-LATE_IMPORTS = {("audit.memory", "open_memory"), ("audit.cli", "__getitem__")}
+LATE_IMPORTS = {
+    ("audit.memory", "open_memory"),
+    ("audit.memory", "_open_sql"),
+    ("audit.memory", "migrate_memory"),
+    ("audit.cli", "__getitem__"),
+}
 #: An object by its place, as an entry point names it: whoever names one will import it.
 PLACE = re.compile(r"(?P<module>(audit|tasks)(\.\w+)+):\w+")
 NEVER_IN_AUDIT = ("celery", "flower", "tasks", "celeryconfig", "flowerconfig")

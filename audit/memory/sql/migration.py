@@ -15,13 +15,32 @@ from audit.memory.sql.url import parse_postgres
 _ONE_AT_A_TIME: Final = 0x61756474
 
 
-def migrate(url: str, *, timeout: float = 60.0) -> list[str]:
+#: What a role may do, ``{0}`` being the schema and ``{1}`` the role. No function that changes
+#: anything may be called by everybody; a row is changed or removed by nobody.
+_READER: Final = (
+    "GRANT USAGE ON SCHEMA {0} TO {1}",
+    "GRANT SELECT ON ALL TABLES IN SCHEMA {0} TO {1}",
+    "GRANT EXECUTE ON FUNCTION {0}.audit_now(), {0}.audit_horizon() TO {1}",
+)
+_WRITER: Final = (
+    *_READER,
+    "GRANT INSERT, UPDATE ON {0}.audit_leases, {0}.audit_leaders TO {1}",
+    "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {0} TO {1}",
+)
+
+
+def migrate(
+    url: str, *, writer: str | None = None, reader: str | None = None, timeout: float = 60.0
+) -> list[str]:
     """Bring the memory at ``url`` to this release's tables; what was done, a sentence each.
 
     Done in one transaction, so that it is done whole or not at all; again is safe.
 
     Args:
         url: of a user who may create the schema, or owns it.
+        writer: a role that may emit, lease, seal and trim from now on, by the functions for it and
+            in no other way.
+        reader: a role that may read from now on.
         timeout: seconds to wait for locks and for each statement.
 
     Raises:
@@ -34,7 +53,12 @@ def migrate(url: str, *, timeout: float = 60.0) -> list[str]:
         with psycopg.connect(parsed.conninfo, connect_timeout=max(2, int(timeout))) as connection:
             connection.execute(f"SET statement_timeout = {round(timeout * 1000)}")
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_ONE_AT_A_TIME,))
-            return _migrate(connection, parsed.schema)
+            done = _migrate(connection, parsed.schema)
+            for role, rights in ((writer, _WRITER), (reader, _READER)):
+                if role is not None:
+                    _grant(connection, parsed.schema, role, rights)
+                    done.append(f"{role} may use the schema {parsed.schema} now")
+            return done
     except psycopg.Error as error:
         first_line = str(error).strip().partition("\n")[0]
         raise MemoryUnavailableError(f"memory {parsed.shown}: {first_line}") from error
@@ -49,6 +73,9 @@ def _migrate(connection: psycopg.Connection[Any], schema: str) -> list[str]:
             found = connection.execute("SELECT version FROM audit_settings").fetchone()
     except errors.UndefinedTable:
         connection.execute(ddl("postgres").encode())
+        connection.execute(
+            sql.SQL("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {} FROM PUBLIC").format(named)
+        )
         return [f"tables of version {VERSION} were made in the schema {schema}"]
     version = 0 if found is None else found[0]
     if version != VERSION:
@@ -72,3 +99,11 @@ def _catch_up(connection: psycopg.Connection[Any]) -> list[str]:
     return (
         [] if raised is None else [f"new rows come behind those that were restored ({raised[0]})"]
     )
+
+
+def _grant(
+    connection: psycopg.Connection[Any], schema: str, role: str, rights: tuple[str, ...]
+) -> None:
+    for right in rights:
+        named = sql.Identifier(schema), sql.Identifier(role)
+        connection.execute(sql.SQL(right).format(*named))

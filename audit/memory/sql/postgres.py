@@ -171,15 +171,15 @@ class PostgresMemory(SqlMemory):
 
     def _ask(self, query: Any) -> Sequence[Any]:
         compiled = query.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
-        return self._once(str(compiled), compiled.params, named=True)
+        return self._insist(str(compiled), compiled.params, named=True)
 
-    def _insist(self, statement: str, arguments: Any) -> list[Any]:
+    def _insist(self, statement: str, arguments: Any, *, named: bool = False) -> list[Any]:
         """Done again until it succeeds or the deadline is over: for what is idempotent."""
         deadline, pauses, doubt = self._deadline(), iter(PAUSES), [False]
         with self._errors_of_ours(doubt):
             while True:
                 try:
-                    return self._try(statement, arguments, deadline, doubt)
+                    return self._try(statement, arguments, deadline, doubt, named=named)
                 except (psycopg.OperationalError, errors.SerializationFailure):
                     pause = next(pauses, PAUSES[-1])
                     if time.monotonic() + pause >= deadline:
@@ -187,10 +187,10 @@ class PostgresMemory(SqlMemory):
                     self._drop_idle()
                     self._pause(pause)
 
-    def _once(self, statement: str, arguments: Any, *, named: bool = False) -> list[Any]:
+    def _once(self, statement: str, arguments: Any) -> list[Any]:
         doubt = [False]
         with self._errors_of_ours(doubt):
-            return self._try(statement, arguments, self._deadline(), doubt, named=named)
+            return self._try(statement, arguments, self._deadline(), doubt)
 
     def _try(
         self,

@@ -376,7 +376,7 @@ def _floor(wanted: RowFilter) -> int:
     return 0 if wanted.since is None else microseconds(wanted.since - SKEW)
 
 
-def _behind(found: Any) -> ColumnElement[bool]:
+def _behind(found: Any) -> Any:
     return _at(found.turn, found.minor) < _PLACE
 
 
