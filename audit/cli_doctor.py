@@ -14,7 +14,6 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from audit.cli_options import MEMORY_URL
 from audit.doctor.check import PROBES, SECONDS, Check, Level, Probe, bad, examine, ok, skipped
 from audit.doctor.local import key_probes, spool_probe
 from audit.doctor.store import store_probes
@@ -70,9 +69,8 @@ def _of_settings(ctx: click.Context) -> tuple[list[Check], list[Probe]]:
     except AuditError as error:
         without = [skipped(name, "the settings cannot be read") for name in _OF_SETTINGS]
         return [bad("settings", str(error), "mend that setting"), *without], []
-    url = ctx.meta[MEMORY_URL] or settings.memory_url
     return [ok("settings", "every audit_* setting can be used")], [
-        *store_probes(memory, url, settings.lease_seconds),
+        *store_probes(memory, settings.lease_seconds),
         *key_probes(settings),
         spool_probe(settings, memory.name),
     ]

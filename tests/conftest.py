@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 
+import psycopg
 import pytest
 
 from audit.embedded import EmbeddedServer
-from audit.memory import AuditMemory
+from audit.memory import AuditMemory, migrate_memory
 from tasks.lease import Lease
+from tests.postgres import PostgresServer
 from tests.support import checked_memory
+
+#: Of the schemas that tests have had.
+_NUMBERS = count(1)
 
 
 def pytest_configure() -> None:
@@ -57,3 +64,28 @@ def memory(server: EmbeddedServer) -> Iterator[AuditMemory]:
     """A memory on :func:`server`; when the test ends, every row in it is checked."""
     with checked_memory(server.url) as memory:
         yield memory
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server for all tests of this process that end none and set nothing for others."""
+    server = PostgresServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """Of a memory without a row, in a schema of its own."""
+    schema = f"audit_{next(_NUMBERS)}"
+    url = postgres.url(schema=schema)
+    migrate_memory(url)
+    yield url
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """Of a file that is not there yet."""
+    return f"sqlite:///{tmp_path}/audit.db"

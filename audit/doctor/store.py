@@ -13,7 +13,6 @@ from audit.doctor.check import Check, Probe, bad, named, ok, warn
 from audit.errors import MemoryUnsuitableError
 from audit.keeper import ROLE
 from audit.memory.base import AuditMemory
-from audit.memory.redis_url import parse_url
 from audit.row import AuditRow
 
 #: Seconds by which two clocks may differ before rows look out of order.
@@ -34,18 +33,17 @@ _WRITE: Final = (
 )
 
 
-def store_probes(memory: AuditMemory, url: str, lease_seconds: float) -> list[Probe]:
+def store_probes(memory: AuditMemory, lease_seconds: float) -> list[Probe]:
     """The checks that ask the memory.
 
     Args:
         memory: opened with a short timeout.
-        url: what it was opened with; only its durability is ever told.
         lease_seconds: how long leases last (``AUDIT_LEASE_SECONDS``).
     """
     return [
         Probe(name="memory", look=lambda: reachable(memory), advice=_REACH),
         Probe(name="writes", look=lambda: writes(memory), advice=_WRITE),
-        Probe(name="durability", look=lambda: durability(memory, url), advice=_REACH),
+        Probe(name="durability", look=lambda: durability(memory), advice=_REACH),
         Probe(name="clock", look=lambda: clock(memory), advice=_REACH),
         Probe(name="keeper", look=lambda: keeper(memory), advice=_REACH),
         Probe(name="leases", look=lambda: leases(memory, lease_seconds), advice=_REACH),
@@ -68,9 +66,9 @@ def writes(memory: AuditMemory) -> Check:
     return ok("writes", f"{memory.name} takes writes")
 
 
-def durability(memory: AuditMemory, url: str) -> Check:
+def durability(memory: AuditMemory) -> Check:
     """Whether the server evicts nothing and keeps rows as durably as the URL asks for."""
-    name, asked = "durability", parse_url(url)[1]
+    name, asked = "durability", memory.durability
     try:
         memory.check()
     except MemoryUnsuitableError as error:
@@ -79,7 +77,7 @@ def durability(memory: AuditMemory, url: str) -> Check:
         return warn(
             name,
             "nothing is evicted; how durable rows are is left to the server",
-            "put ?durability=always (or everysec) into AUDIT_MEMORY_URL, so that it is insisted on",
+            "put ?durability=always into AUDIT_MEMORY_URL, so that it is insisted on",
         )
     return ok(name, f"nothing is evicted, and the server keeps rows with durability={asked}")
 

@@ -179,6 +179,11 @@ class AuditMemory(Paging):
     def name(self) -> str:
         """Which memory this is, without any secret; the same in every process that uses it."""
 
+    @property
+    def durability(self) -> str:
+        """What the URL insists on: ``always``, ``everysec``, or ``server``, which is nothing."""
+        return "server"
+
     @abstractmethod
     def check(self) -> None:
         """Reach the store and judge it.

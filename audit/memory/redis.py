@@ -101,10 +101,10 @@ class RedisMemory(AuditMemory):
         self._timeout = timeout
         self._clock = clock
         self._pause = pause
-        self._url, durability, self._prefix = parse_url(url)
+        self._url, self._durability, self._prefix = parse_url(url)
         try:
             self._lines = Lines(
-                self._url, script=_SCRIPT, durability=durability, timeout=timeout, clock=clock
+                self._url, script=_SCRIPT, durability=self._durability, timeout=timeout, clock=clock
             )
         except (ValueError, TypeError, RedisError) as error:
             raise MemoryUrlError(f"memory URL {shown(self._url)}: {error}") from None
@@ -118,6 +118,10 @@ class RedisMemory(AuditMemory):
     @property
     def name(self) -> str:
         return f"{self._lines.place} {self._prefix}"
+
+    @property
+    def durability(self) -> str:
+        return self._durability
 
     def check(self) -> None:
         with self._errors_of_ours():

@@ -126,7 +126,7 @@ def test_the_reader_may_only_read(memory: PostgresMemory, postgres_url: str) -> 
 def test_a_row_that_commits_late_is_not_skipped(
     memory: PostgresMemory, admin: psycopg.Connection
 ) -> None:
-    """What was stored behind a transaction that still runs waits for it, and then comes in order."""
+    """What was stored behind a transaction that still runs waits for it, then comes in order."""
     first = make_identity()
     emitted = Emitted.of(started(first), None, None)
     with psycopg.connect(admin.info.dsn) as slow:

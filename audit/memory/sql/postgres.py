@@ -120,6 +120,10 @@ class PostgresMemory(SqlMemory):
     def name(self) -> str:
         return self._url.shown
 
+    @property
+    def durability(self) -> str:
+        return "always" if self._url.durable else "server"
+
     def check(self) -> None:
         with self._errors_of_ours():
             self._give_back(self._connect(self._deadline()))

@@ -68,6 +68,10 @@ class SqliteMemory(SqlMemory):
     def name(self) -> str:
         return f"sqlite {self._path}"
 
+    @property
+    def durability(self) -> str:
+        return "always" if self._durable else "server"
+
     def check(self) -> None:
         with self._errors_of_ours():
             self._connection(self._deadline())
