@@ -14,7 +14,7 @@ from audit.terminal import echo, settings_of
 @click.option("--reader", metavar="ROLE", help="May read from now on.")
 @click.pass_context
 def migrate(ctx: click.Context, writer: str | None, reader: str | None) -> None:
-    """Make the tables of a memory in PostgreSQL, or bring older ones up to date.
+    """Make or update the tables of a memory in PostgreSQL.
 
     Done as a user who may create the schema or owns it, in one transaction; again is safe. The host
     itself then needs no more than what --writer is given, Flower no more than --reader. After a

@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import psutil
 import psycopg
 import pytest
+from click.testing import CliRunner
 from psycopg import errors
 
+from audit.cli import audit
 from audit.errors import MemoryUnavailableError, MemoryUnsuitableError
 from audit.memory import migrate_memory, open_memory
 from audit.memory.base import Stored
@@ -267,3 +270,18 @@ def test_a_server_that_may_lose_rows_is_refused(
 def test_migrating_again_changes_nothing(postgres_url: str) -> None:
     """What is up to date stays as it is."""
     assert migrate_memory(postgres_url) == []
+
+
+def test_the_command_makes_the_tables(postgres: PostgresServer) -> None:
+    """`audit migrate` says what it did, and that nothing is left to do."""
+    url = postgres.url(schema="by_command")
+    for said in ("tables of version 1 were made", "up to date"):
+        done = CliRunner().invoke(audit, ["--memory", url, "migrate"], obj=SimpleNamespace())
+        assert (done.exit_code, said in done.output) == (0, True), done.output
+    with checked_memory(url) as memory:
+        memory.emit(started(make_identity()))
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute("DROP SCHEMA by_command CASCADE")
+    done = CliRunner().invoke(audit, ["--memory", "redis://h", "migrate"], obj=SimpleNamespace())
+    assert done.exit_code == 1
+    assert "only a memory in PostgreSQL" in done.output

@@ -42,6 +42,7 @@ ELSEWHERE = (
     "export",
     "keep",
     "keygen",
+    "migrate",
     "prove",
     "prune",
     "reconcile",
