@@ -16,7 +16,7 @@ from tests.support import checked_memory, completed, make_identity, started, wai
 
 PROCESSES = 16
 EACH = 10
-_SPAWN = multiprocessing.get_context("spawn")
+_FORK = multiprocessing.get_context("fork")
 
 
 def write(url: str, failures: str) -> None:
@@ -37,7 +37,7 @@ def test_many_processes_write_side_by_side(sqlite_url: str, tmp_path: Path) -> N
     failures = tmp_path / "failures"
     failures.mkdir()
     processes = [
-        _SPAWN.Process(target=write, args=(sqlite_url, str(failures))) for _ in range(PROCESSES)
+        _FORK.Process(target=write, args=(sqlite_url, str(failures))) for _ in range(PROCESSES)
     ]
     for process in processes:
         process.start()
@@ -65,7 +65,7 @@ def test_a_writer_that_is_killed_holds_nobody_up(sqlite_url: str) -> None:
     path = sqlite_url.removeprefix("sqlite:///")
     with checked_memory(sqlite_url, timeout=0.3) as memory:
         memory.emit(started(identity := make_identity()))
-        holder = _SPAWN.Process(target=hold_the_pen, args=(path,))
+        holder = _FORK.Process(target=hold_the_pen, args=(path,))
         holder.start()
         wait_until(Path(f"{path}.held").exists, 30)
         with pytest.raises(MemoryUnavailableError) as caught:
