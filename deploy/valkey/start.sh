@@ -13,9 +13,8 @@ set -eu
 # The same as in docs/pages.md.
 reads='~audit:* -@all +@read +eval_ro +script|load +info +config|get +select +ping'
 
-# "reset" also takes the empty password away, with which the server would refuse the network.
 exec valkey-server "$1" - <<USERS
-user default reset off
+user default off
 user flower on >${MEMORY_FLOWER_PASSWORD:?choose one} $reads
 user gateway on >${MEMORY_GATEWAY_PASSWORD:?choose one} $reads
 user worker on >${MEMORY_WORKER_PASSWORD:?choose one} $reads +time +eval +evalsha \
