@@ -29,8 +29,8 @@ OPEN: Final = 200
 _PROOF_SECONDS: Final = 10.0
 _REACH: Final = "start the memory, or mend AUDIT_MEMORY_URL: until then every skill is refused"
 _WRITE: Final = (
-    "see the memory's own log, its disk, its maxmemory, and whether it is a replica: until it takes"
-    " writes every skill is refused"
+    "see the memory's own log, its disk, its maxmemory, whether it is a replica, and whether the"
+    " user in AUDIT_MEMORY_URL may write: until it takes writes every skill is refused"
 )
 
 
