@@ -6,7 +6,8 @@ while the memory answered without a break, for two periods: after an outage, a l
 within one, so no outage condemns anyone who lives. Time is the observer's own monotonic clock.
 
 A started row that nobody can read, for it was damaged in the memory, keeps no other open. Nobody
-knows whose lease to look for, so it counts as one without a lease.
+knows whose lease to look for, so it counts as one without a lease; so does a tenant of which nobody
+can read what is open.
 
 Two reconcilers at once do no harm: the memory lets one close, and an abandoned ending that comes
 second adds nothing. A process that was only cut off and completes later gets
@@ -87,6 +88,7 @@ class Reconciler:
         # nothing is ever condemned must be heard of.
         self._orphaned_since: dict[str, float] = {}
         self._damaged_since: dict[Damaged, float] = {}
+        self._faulty_since: dict[str, float] = {}
         self._last_look: float | None = None
         self._told: dict[str, str] = {}
 
@@ -145,11 +147,13 @@ class Reconciler:
         for tenant_id, text in faults.items():
             if self._told.get(tenant_id) != text:  # each once, for as long as it lasts
                 logger.critical("nothing is closed: %s", text, extra={"severity": "sev-1"})
+        now, before = self._clock(), self._faulty_since
         self._told = faults
+        self._faulty_since = {tenant_id: before.get(tenant_id, now) for tenant_id in faults}
         damaged = tuple(chain.from_iterable(one.damaged for one in found))
         self._report(damaged)
         rows = tuple(chain.from_iterable(one.rows for one in found))
-        return Open(rows=rows, total=len(rows), damaged=damaged)
+        return Open(rows=rows, total=sum(one.total for one in found), damaged=damaged)
 
     def _read_tenant(self, tenant_id: str) -> Open:
         """What is open of one; where one of them cannot be read, it and the others."""
@@ -180,6 +184,7 @@ class Reconciler:
             if row.request_id not in closed
         ]
         since += [(place.tenant_id, moment) for place, moment in self._damaged_since.items()]
+        since += self._faulty_since.items()
         now = self._clock()
         found = {row.tenant_id: Orphans(count=0, seconds=0.0) for row in running}
         for tenant_id, moment in since:
