@@ -91,6 +91,7 @@ class Reconciler:
         self._faulty_since: dict[str, float] = {}
         self._last_look: float | None = None
         self._told: dict[str, str] = {}
+        self._stuck: set[tuple[str, str | None]] = set()
 
     @property
     def patience(self) -> float:
@@ -121,6 +122,7 @@ class Reconciler:
     def _sweep(self) -> Sweep:
         found = self._read()
         running = found.rows
+        self._stuck &= set(map(_place, running))
         condemned = self._observe({_worker(row) for row in running})
         closed = [
             row
@@ -208,10 +210,13 @@ class Reconciler:
         return {w for w, since in self._absent_since.items() if before - since >= self.patience}
 
     def _close_or_report(self, started: AuditRow) -> AuditRow | None:
-        """One row that cannot be read must not keep all others open."""
+        """One row that cannot be read must not keep all others open; it is told of once."""
         try:
             return self._close(started)
         except (RowError, RowRefusedError, MemoryDamagedError, KeyError) as error:
+            if _place(started) in self._stuck:
+                return None
+            self._stuck.add(_place(started))
             logger.critical(
                 "an open invocation at %s cannot be closed: %r",
                 started.position,
@@ -267,6 +272,10 @@ def identity_of(started: AuditRow) -> Identity:
         schedule=meta.get("schedule"),
         due=meta.get("due"),
     )
+
+
+def _place(row: AuditRow) -> tuple[str, str | None]:
+    return row.tenant_id, row.position
 
 
 def _worker(row: AuditRow) -> str:
