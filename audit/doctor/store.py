@@ -115,6 +115,10 @@ def keeper(memory: AuditMemory) -> Check:
 def leases(memory: AuditMemory, lease_seconds: float) -> Check:
     """Whether everything that runs belongs to a process that gives a sign of life."""
     found = memory.open_page(None, OPEN)
+    if found.damaged:
+        places = named(f"{place.position} of tenant {place.tenant_id}" for place in found.damaged)
+        seen = _seen(found.total, f"of these, no started row stands at {places}")
+        return bad("leases", seen, "keep a copy of the memory, and run `audit verify`")
     held = held_leases(memory, found.rows)
     orphans = [row for row in found.rows if not held.get(text(row.meta.get("worker")) or "")]
     if not orphans:
