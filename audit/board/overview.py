@@ -6,11 +6,12 @@ the entries looked at, so they say nothing of the time before :attr:`Overview.re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from audit.board.beside import beside_damage, whose
 from audit.board.line import text
 from audit.board.measures import (
     Bucket,
@@ -80,6 +81,7 @@ class Overview:
         reached: the store's time of the oldest of them; ``None`` where there was none.
         complete: whether that was all the memory has.
         trimmed: whether rows have left the memory before that (only where ``complete``).
+        unread: tenants of which nothing was read, because what the memory keeps of them is damaged.
     """
 
     running: tuple[RunningLine, ...]
@@ -97,6 +99,7 @@ class Overview:
     reached: datetime | None
     complete: bool
     trimmed: bool
+    unread: tuple[str, ...] = ()
 
 
 def overview(
@@ -119,8 +122,25 @@ def overview(
     Raises:
         AuditMemoryError: the memory did not answer.
     """
-    page = memory.page(RowFilter(tenant_id=tenant_id), most=look, look=look)
-    still_open = memory.open_page(tenant_id, RUNNING)
+
+    def read(without: Set[str]) -> Overview:
+        return _overview(memory, now, without, ledger=ledger, tenant_id=tenant_id, look=look)
+
+    view, errors = beside_damage(read, tenant_id)
+    return replace(view, unread=whose(errors))
+
+
+def _overview(
+    memory: AuditMemory,
+    now: datetime,
+    without: Set[str],
+    *,
+    ledger: bool,
+    tenant_id: str | None,
+    look: int,
+) -> Overview:
+    page = memory.page(RowFilter(tenant_id=tenant_id), most=look, look=look, without=without)
+    still_open = memory.open_page(tenant_id, RUNNING, without=without)
     found, emits = skills(page.rows), emit_milliseconds(page.rows, memory.stored_at)
     return Overview(
         running=_running(memory, still_open.rows, now),
