@@ -121,9 +121,7 @@ class Paging(ABC):
         """
 
     @abstractmethod
-    def open_page(
-        self, tenant_id: str | None, most: int, *, without: Collection[str] = ()
-    ) -> Open:
+    def open_page(self, tenant_id: str | None, most: int, *, without: Collection[str] = ()) -> Open:
         """The ``most`` invocations that are open longest, to the millisecond, of one tenant or all.
 
         Of the tenants in ``without`` nothing is read.

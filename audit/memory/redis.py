@@ -162,9 +162,7 @@ class RedisMemory(AuditMemory):
     def cursor_at(self, moment: datetime) -> str:
         return str(Cursor.above(int(moment.timestamp() * 1000)))
 
-    def open_page(
-        self, tenant_id: str | None, most: int, *, without: Collection[str] = ()
-    ) -> Open:
+    def open_page(self, tenant_id: str | None, most: int, *, without: Collection[str] = ()) -> Open:
         return self._pages.open_page(tenant_id, most, without)
 
     def stored_at(self, row: AuditRow) -> datetime:

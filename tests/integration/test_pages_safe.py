@@ -48,7 +48,7 @@ def test_the_pages_need_no_command_that_writes(stack: Stack, tmp_path: Path) -> 
             cursor = quote(f"{last[0].decode()}/{TENANT}")
             for path in (
                 "/audit",
-                "/audit?look=40000",
+                f"/audit?cursor={cursor}",
                 f"/audit?tenant={TENANT}",
                 f"/audit/list?since=1h&skill={parent.skill_id}",
                 f"/audit/list?cursor={cursor}",
