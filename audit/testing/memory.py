@@ -193,9 +193,7 @@ class InMemory(AuditMemory):
         stored = [order_of(at)[0] for at, when in self._stored_at.items() if when <= moment]
         return str(Cursor.above(max(stored, default=0)))
 
-    def open_page(
-        self, tenant_id: str | None, most: int, *, without: Collection[str] = ()
-    ) -> Open:
+    def open_page(self, tenant_id: str | None, most: int, *, without: Collection[str] = ()) -> Open:
         rows = [row for row in self.running(tenant_id) if row.tenant_id not in without]
         return open_of(rows, most)
 
