@@ -39,9 +39,7 @@ class Damaged(InMemory):
         self._insist(wanted.tenant_id, without)
         return super().page(wanted, without=without, **bounds)
 
-    def open_page(
-        self, tenant_id: str | None, most: int, *, without: Collection[str] = ()
-    ) -> Open:
+    def open_page(self, tenant_id: str | None, most: int, *, without: Collection[str] = ()) -> Open:
         self._insist(tenant_id, without)
         return super().open_page(tenant_id, most, without=without)
 
