@@ -157,15 +157,21 @@ class RedisMemory(AuditMemory):
         return filter(wanted.matches, _merged(streams))
 
     def page(
-        self, wanted: RowFilter, *, most: int = 100, look: int = LOOK, cursor: str | None = None
+        self,
+        wanted: RowFilter,
+        *,
+        most: int = 100,
+        look: int = LOOK,
+        cursor: str | None = None,
+        without: Collection[str] = (),
     ) -> Page:
-        return self._pages.page(wanted, most, look, cursor)
+        return self._pages.page(wanted, most, look, cursor, without)
 
     def cursor_at(self, moment: datetime) -> str:
         return str(Cursor.above(int(moment.timestamp() * 1000)))
 
-    def open_page(self, tenant_id: str | None, most: int) -> Open:
-        return self._pages.open_page(tenant_id, most)
+    def open_page(self, tenant_id: str | None, most: int, *, without: Collection[str] = ()) -> Open:
+        return self._pages.open_page(tenant_id, most, without)
 
     def stored_at(self, row: AuditRow) -> datetime:
         if row.position is None:

@@ -6,7 +6,7 @@ comes from the tenants whose oldest open invocation is old enough to count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -66,10 +66,17 @@ class RedisPages:
         self._tenants = tenants
         self._prefix = prefix
 
-    def page(self, wanted: RowFilter, most: int, look: int, cursor: str | None) -> Page:
+    def page(
+        self,
+        wanted: RowFilter,
+        most: int,
+        look: int,
+        cursor: str | None,
+        without: Collection[str],
+    ) -> Page:
         check_bounds(most, look)
         begin = None if cursor is None else Cursor.parse(cursor)
-        tenants = self._tenants(wanted.tenant_id)
+        tenants = self._read_tenants(wanted.tenant_id, without)
         if wanted.request_id is not None:
             return self._of_invocation(wanted, tenants, begin, most, look)
         oldest = first_position(wanted)
@@ -81,9 +88,10 @@ class RedisPages:
         )
         return page if page.next else replace(page, trimmed=self._trimmed(tenants, oldest))
 
-    def open_page(self, tenant_id: str | None, most: int) -> Open:
+    def open_page(self, tenant_id: str | None, most: int, without: Collection[str]) -> Open:
         check_bounds(most, 1)
-        keys = [Keys(self._prefix, tenant) for tenant in self._tenants(tenant_id)]
+        tenants = self._read_tenants(tenant_id, without)
+        keys = [Keys(self._prefix, tenant) for tenant in tenants]
         totals = self._each(keys, lambda key: ("ZCARD", key.open))
         oldest = self._each(keys, lambda key: ("ZRANGE", key.open, "0", "0", "WITHSCORES"))
         ages = sorted(
@@ -103,6 +111,9 @@ class RedisPages:
         )
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _read_tenants(self, tenant_id: str | None, without: Collection[str]) -> list[str]:
+        return [tenant for tenant in self._tenants(tenant_id) if tenant not in without]
 
     def _each(self, keys: Iterable[Keys], command: Callable[[Keys], Command]) -> Sequence[Any]:
         commands = [command(key) for key in keys]
