@@ -1,7 +1,8 @@
 """``audit duplicates``: ticks of a beat schedule that ran more than once.
 
-A tick is tenant, schedule and due time. What is found ran under more than one task id: two messages
-were sent for it. A redelivery and a retry keep the task id of their first and are no duplicates.
+A tick is tenant, skill, schedule and due time. What is found ran under more than one task id: two
+messages were sent for it. A redelivery and a retry keep the task id of their first and are no
+duplicates.
 """
 
 from __future__ import annotations

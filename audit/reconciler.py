@@ -6,7 +6,8 @@ while the memory answered without a break, for two periods: after an outage, a l
 within one, so no outage condemns anyone who lives. Time is the observer's own monotonic clock.
 
 A started row that nobody can read, for it was damaged in the memory, keeps no other open. Nobody
-knows whose lease to look for, so it counts as one without a lease.
+knows whose lease to look for, so it counts as one without a lease; so does a tenant of which nobody
+can read what is open.
 
 Two reconcilers at once do no harm: the memory lets one close, and an abandoned ending that comes
 second adds nothing. A process that was only cut off and completes later gets
@@ -87,8 +88,10 @@ class Reconciler:
         # nothing is ever condemned must be heard of.
         self._orphaned_since: dict[str, float] = {}
         self._damaged_since: dict[Damaged, float] = {}
+        self._faulty_since: dict[str, float] = {}
         self._last_look: float | None = None
         self._told: dict[str, str] = {}
+        self._stuck: set[tuple[str, str | None]] = set()
 
     @property
     def patience(self) -> float:
@@ -119,6 +122,7 @@ class Reconciler:
     def _sweep(self) -> Sweep:
         found = self._read()
         running = found.rows
+        self._stuck &= set(map(_place, running))
         condemned = self._observe({_worker(row) for row in running})
         closed = [
             row
@@ -145,11 +149,13 @@ class Reconciler:
         for tenant_id, text in faults.items():
             if self._told.get(tenant_id) != text:  # each once, for as long as it lasts
                 logger.critical("nothing is closed: %s", text, extra={"severity": "sev-1"})
+        now, before = self._clock(), self._faulty_since
         self._told = faults
+        self._faulty_since = {tenant_id: before.get(tenant_id, now) for tenant_id in faults}
         damaged = tuple(chain.from_iterable(one.damaged for one in found))
         self._report(damaged)
         rows = tuple(chain.from_iterable(one.rows for one in found))
-        return Open(rows=rows, total=len(rows), damaged=damaged)
+        return Open(rows=rows, total=sum(one.total for one in found), damaged=damaged)
 
     def _read_tenant(self, tenant_id: str) -> Open:
         """What is open of one; where one of them cannot be read, it and the others."""
@@ -180,6 +186,7 @@ class Reconciler:
             if row.request_id not in closed
         ]
         since += [(place.tenant_id, moment) for place, moment in self._damaged_since.items()]
+        since += self._faulty_since.items()
         now = self._clock()
         found = {row.tenant_id: Orphans(count=0, seconds=0.0) for row in running}
         for tenant_id, moment in since:
@@ -203,10 +210,13 @@ class Reconciler:
         return {w for w, since in self._absent_since.items() if before - since >= self.patience}
 
     def _close_or_report(self, started: AuditRow) -> AuditRow | None:
-        """One row that cannot be read must not keep all others open."""
+        """One row that cannot be read must not keep all others open; it is told of once."""
         try:
             return self._close(started)
         except (RowError, RowRefusedError, MemoryDamagedError, KeyError) as error:
+            if _place(started) in self._stuck:
+                return None
+            self._stuck.add(_place(started))
             logger.critical(
                 "an open invocation at %s cannot be closed: %r",
                 started.position,
@@ -262,6 +272,10 @@ def identity_of(started: AuditRow) -> Identity:
         schedule=meta.get("schedule"),
         due=meta.get("due"),
     )
+
+
+def _place(row: AuditRow) -> tuple[str, str | None]:
+    return row.tenant_id, row.position
 
 
 def _worker(row: AuditRow) -> str:

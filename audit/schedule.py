@@ -1,7 +1,8 @@
 """Ticks: which entry of a beat schedule a message comes of, and when that was due.
 
-A tick is named by tenant, schedule and due time. Beat writes the last two into message headers,
-which are signed like every other; the worker puts them into the rows. What is guaranteed:
+A tick is named by tenant, skill, schedule and due time: two hosts that share a memory may have
+entries of one name. Beat writes the last two into message headers, which are signed like every
+other; the worker puts them into the rows. What is guaranteed:
 
 * what does not look like a tick is none, and says so: no header ends up in a row unchecked;
 * :func:`duplicates` finds every tick that ran under more than one task id. A redelivery and a retry
@@ -29,6 +30,9 @@ ONCE_HEADER: Final = "audit_once_per_tick"
 #: How a schedule may be named: Celery makes up names with arguments in them, ``skill(1, 'x')``.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:/@+-]{0,199}")
 _DUE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
+
+#: Tenant, skill, schedule and due time.
+_Named = tuple[str, str, str, str]
 
 
 def is_schedule_name(name: object) -> bool:
@@ -94,10 +98,9 @@ class Tick:
             headers[ONCE_HEADER] = True
         return headers
 
-    @property
-    def token(self) -> str:
-        """Names this tick within its tenant."""
-        return hashlib.sha256(json.dumps([self.schedule, self.due]).encode()).hexdigest()
+    def token(self, skill_id: str) -> str:
+        """Names this tick of a skill within its tenant."""
+        return hashlib.sha256(json.dumps([skill_id, self.schedule, self.due]).encode()).hexdigest()
 
 
 def tick_of(message: Mapping[str, Any]) -> Tick | None:
@@ -115,8 +118,8 @@ def duplicates(read: Callable[[], Iterable[AuditRow]]) -> Iterator[AuditRow]:
         read: reads the rows from the first on. It is called anew for each look, so that
             what is kept meanwhile is one task id a tick and no row.
     """
-    first: dict[tuple[str, str, str], str] = {}
-    twice: set[tuple[str, str, str]] = set()
+    first: dict[_Named, str] = {}
+    twice: set[_Named] = set()
     undispatched = _undispatched(read())
     for tick, row in _ran(read(), undispatched):
         if first.setdefault(tick, task_of(row)) != task_of(row):
@@ -141,15 +144,14 @@ def _undispatched(rows: Iterable[AuditRow]) -> set[str]:
     }
 
 
-def _ran(
-    rows: Iterable[AuditRow], undispatched: set[str]
-) -> Iterator[tuple[tuple[str, str, str], AuditRow]]:
+def _ran(rows: Iterable[AuditRow], undispatched: set[str]) -> Iterator[tuple[_Named, AuditRow]]:
     for row in rows:
         schedule, due = row.meta.get("schedule"), row.meta.get("due")
         if row.kind != STARTED or schedule is None or due is None:
             continue
         if row.request_id not in undispatched:
-            yield (row.tenant_id, str(schedule), str(due)), row
+            skill_id = str(row.payload.get("skill_id"))
+            yield (row.tenant_id, skill_id, str(schedule), str(due)), row
 
 
 def _is_moment(due: object) -> bool:

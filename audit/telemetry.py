@@ -44,8 +44,8 @@ def resource_of(role: str, worker: str, environ: Mapping[str, str] = os.environ)
     """Who this process is: no two processes share an instance id.
 
     Args:
-        role: ``"worker"``, ``"child"``, ``"keeper"`` or ``"verifier"``.
-        worker: the id of the worker it belongs to, or of the keeper.
+        role: ``"worker"``, ``"child"``, ``"gateway"``, ``"keeper"`` or ``"verifier"``.
+        worker: the id of the worker it belongs to, or of the keeper; empty for a gateway.
     """
     named = "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     service = {} if named or environ.get("OTEL_SERVICE_NAME") else {"service.name": _SERVICE}
@@ -97,11 +97,17 @@ def end(providers: Iterable[MeterProvider | TracerProvider]) -> None:
     In threads, for the SDK's own limits hold for each step alone: they add up to half a minute.
     """
     threads = [
-        threading.Thread(target=_end, args=(provider,), name="audit-telemetry-end", daemon=True)
+        threading.Thread(target=finish, args=(provider,), name="audit-telemetry-end", daemon=True)
         for provider in providers
     ]
     for thread in threads:
         thread.start()
+    wait_for(threads)
+
+
+def wait_for(threads: Iterable[threading.Thread]) -> None:
+    """Let threads that end telemetry do so for :data:`LAST_SECONDS`, all in all."""
+    threads = list(threads)
     deadline = time.monotonic() + LAST_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
@@ -109,7 +115,8 @@ def end(providers: Iterable[MeterProvider | TracerProvider]) -> None:
         logger.warning("telemetry that was left at the end of this process could not be exported")
 
 
-def _end(provider: MeterProvider | TracerProvider) -> None:
+def finish(provider: MeterProvider | TracerProvider) -> None:
+    """Export what is left and stop, however long that takes."""
     try:
         provider.force_flush()
         provider.shutdown()

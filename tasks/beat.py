@@ -14,6 +14,9 @@ scheduler of Celery's kind, as ``class Mine(TickingScheduler, DatabaseScheduler)
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -33,8 +36,13 @@ from audit.schedule import (
 from tasks.runtime import runtime_of
 from tasks.task import SkillTask
 
+logger: Final = logging.getLogger("audit")
+
 #: The option of an entry; kept among Celery's own options, so that every store of entries keeps it.
 ONCE_OPTION: Final = "once_per_tick"
+
+#: Writing the schedule's file takes one part in so many of beat's time at most.
+WRITING: Final = 10
 
 _TICK_HEADERS: Final = frozenset({SCHEDULE_HEADER, DUE_HEADER, ONCE_HEADER})
 
@@ -101,14 +109,41 @@ class SkillScheduler(TickingScheduler, PersistentScheduler):
     """The scheduler of a skill host, unless ``beat_scheduler`` names another one.
 
     What it has sent is in its file at once, unless ``beat_sync_every`` says otherwise: Celery's own
-    writes every three minutes, and sends all those ticks again when it was killed.
+    writes every three minutes, and sends all those ticks again when it was killed. The whole file
+    is written each time, so one of a thousand entries follows by a second: else beat came late.
     """
 
     Entry = SkillEntry
+    clock = staticmethod(time.monotonic)
 
     def __init__(self, app: Any, *args: Any, **rest: Any) -> None:
         rest.setdefault("sync_every_tasks", app.conf.beat_sync_every or 1)
+        self._write_next = -math.inf
         super().__init__(app, *args, **rest)
+
+    def should_sync(self) -> bool:
+        """Called by Celery after each tick."""
+        return bool(super().should_sync()) and self.clock() >= self._write_next
+
+    def tick(self, *args: Any, **rest: Any) -> float:
+        """Send what is due; seconds to sleep, no longer than until what was sent can be written."""
+        interval: float = super().tick(*args, **rest)
+        if self.should_sync():
+            self._do_sync()
+        elif super().should_sync():
+            return min(interval, self._write_next - self.clock())
+        return interval
+
+    def _do_sync(self) -> None:
+        began = self.clock()
+        try:
+            super()._do_sync()
+            self.get_schedule()  # what was written is read anew, which takes as long
+        except Exception:  # a full disk must not end the sending
+            self._store.writeback = True  # shelve leaves it off, and would write nothing more
+            logger.exception("the file of beat's schedule cannot be written")
+        ended = self.clock()
+        self._write_next = ended + (ended - began) * (WRITING - 1)
 
 
 # --- due times ----------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def gateway(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        telemetry.set_up()
+        telemetry.set_up(role="gateway")
         yield
         publishing.close()
         asking.close()

@@ -38,6 +38,7 @@ FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.25
 
 _BUSY: Final = "the gateway has as many requests as it takes; nothing was published"
+_NO_ANSWER: Final = "the result backend is out of reach, or what it keeps cannot be read"
 _UNKNOWN: Final = "whether it was published is unknown, its status link tells once it runs"
 
 
@@ -215,7 +216,7 @@ class Desk:
             raise Problem(Fault.UNKNOWN_INVOCATION, "there is no such invocation")
         outcome = await self._look(ticket)
         if outcome is None:
-            raise Problem(Fault.RESULTS_UNREACHABLE, "the result backend is out of reach")
+            raise Problem(Fault.RESULTS_UNREACHABLE, _NO_ANSWER)
         members: dict[str, Any] = {"state": outcome.state.value, "task_id": ticket.task_id}
         if outcome.state is State.SUCCEEDED:
             members["result"] = outcome.result

@@ -26,6 +26,8 @@ HUMAN: Final = "X-On-Behalf-Of"
 #: Seconds that a client may take to send its body.
 BODY_SECONDS: Final = 10
 
+#: A number as JSON and the OpenAPI document have it.
+_SECONDS: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _BEARER: Final = re.compile(r"bearer +(?P<token>\S+)", re.IGNORECASE)
 _JSON: Final = re.compile(r"application/json *(; *charset *= *\"?utf-8\"?)? *", re.IGNORECASE)
 
@@ -86,10 +88,8 @@ def seconds_to_wait(request: Request, most: float) -> float:
         raise Problem(
             Fault.INVALID_QUERY, "the query takes wait=SECONDS alone; arguments go into the body"
         )
-    try:
-        seconds = float(query[0][1])
-    except ValueError:
-        seconds = math.nan
+    # Not whatever float() takes: digits of other scripts, blanks, underscores.
+    seconds = float(query[0][1]) if _SECONDS.fullmatch(query[0][1]) else math.nan
     if not 0 <= seconds <= most:
         raise Problem(Fault.INVALID_QUERY, f"wait takes seconds from 0 to {most:g}")
     return seconds

@@ -59,7 +59,11 @@ def hold_of(identity: Identity, tick: Tick | None) -> Hold | None:
     """
     if tick is None or not tick.once or not identity.task_id:
         return None
-    return Hold(token=tick.token, holder=ascii(identity.task_id)[1:-1], seconds=TICK_SECONDS)
+    return Hold(
+        token=tick.token(identity.skill_id),
+        holder=ascii(identity.task_id)[1:-1],
+        seconds=TICK_SECONDS,
+    )
 
 
 def task_id_of(message: Mapping[str, Any]) -> str | None:

@@ -34,11 +34,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from audit import metrics as instruments
 from audit.telemetry import (
     end,
+    finish,
     interval_seconds,
     meters,
     pushes,
     pushing_reader,
     resource_of,
+    wait_for,
 )
 from tasks.spans import MaskedSpans
 
@@ -139,23 +141,26 @@ class MainProcess:
         self._pid = os.getpid()
         self._seconds = interval_seconds(environ)
         self._stop = threading.Event()
+        # It also does the last export: Python 3.12.1 starts no thread in an exit handler.
+        self._thread = threading.Thread(target=self._run, name="audit-metrics", daemon=True)
 
     def begin(self) -> None:
         """Count from now on, and export until the process ends."""
         instruments.bind(self._provider)
-        threading.Thread(target=self._run, name="audit-metrics", daemon=True).start()
+        self._thread.start()
         atexit.register(self.end)
 
     def end(self) -> None:
-        """Export what is left; in a child, or done again, this does nothing."""
+        """Export what is left, in bounded time; in a child, or done again, this does nothing."""
         if os.getpid() != self._pid or self._stop.is_set():
             return
         self._stop.set()
-        end([self._provider])
+        wait_for([self._thread])
 
     def _run(self) -> None:
         while not self._stop.wait(self._seconds):
             self._provider.force_flush()
+        finish(self._provider)
 
 
 def begin_in_main(worker: str, environ: Mapping[str, str] = os.environ) -> MainProcess | None:

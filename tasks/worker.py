@@ -73,9 +73,10 @@ class AuditStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         runtime = runtime_of(parent.app)
-        runtime.hold_lease(runtime.worker_id)
         if _forks(parent):
             telemetry.begin_in_main(runtime.worker_id)
+        # What begins last ends first: what giving the lease back replays is still exported.
+        runtime.hold_lease(runtime.worker_id)
         _say_what_is_proven(runtime.settings.context_keys)
         _report_other_spools(runtime.spool)
         _warn_of_limits(parent.pool_cls.__module__)

@@ -6,13 +6,15 @@ no index leads to them: forward for children and later attempts, backward for ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from audit.board.around import around
+from audit.board.beside import beside_damage
 from audit.board.line import InvocationLine, LineKind, lines_of
 from audit.board.overview import age_seconds, held_leases
 from audit.board.standing import ProofState, proof_of
@@ -96,6 +98,8 @@ def invocation(
 ) -> InvocationView | None:
     """One invocation; ``None`` where the memory has never had a row of it.
 
+    Beside a tenant whose keys are damaged, an invocation of another one is found.
+
     Args:
         memory: where the rows are.
         request_id: its id.
@@ -105,16 +109,39 @@ def invocation(
         look: entries to look at for children and attempts.
 
     Raises:
-        AuditMemoryError: the memory did not answer.
+        AuditMemoryError: the memory did not answer, or it may be a damaged tenant's.
     """
+
+    def read(without: Set[str]) -> InvocationView | None:
+        return _read(
+            memory, request_id, now, without, ledger=ledger, tenant_id=tenant_id, look=look
+        )
+
+    view, errors = beside_damage(read, tenant_id)
+    if view is None and errors:
+        raise errors[0]
+    return view
+
+
+def _read(
+    memory: AuditMemory,
+    request_id: str,
+    now: datetime,
+    without: Set[str],
+    *,
+    ledger: bool,
+    tenant_id: str | None,
+    look: int,
+) -> InvocationView | None:
     wanted = RowFilter(tenant_id=tenant_id, request_id=request_id)
-    page = memory.page(wanted, most=ROWS, look=ROWS)
+    page = memory.page(wanted, most=ROWS, look=ROWS, without=without)
     if not page.rows:
         return _without_rows(request_id, page)
     # Two tenants can have rows under one id only where somebody forges them: one is shown.
     tenant = page.rows[-1].tenant_id
     rows = [row for row in reversed(page.rows) if row.tenant_id == tenant]
-    return _view(memory, rows, now, page, ledger=ledger, tenant_id=tenant_id, look=look)
+    find = partial(_find, memory, tenant_id, without)
+    return _view(memory, rows, now, page, find, ledger=ledger, look=look)
 
 
 def _without_rows(request_id: str, page: Page) -> InvocationView | None:
@@ -131,9 +158,9 @@ def _view(
     rows: Sequence[AuditRow],
     now: datetime,
     page: Page,
+    find: Callable[[str | None], InvocationLine | None],
     *,
     ledger: bool,
-    tenant_id: str | None,
     look: int,
 ) -> InvocationView:
     started, completed = _first(rows, STARTED), _first(rows, COMPLETED)
@@ -154,7 +181,7 @@ def _view(
         others=tuple(row for row in rows if row.kind not in (STARTED, COMPLETED, LATE)),
         age_seconds=age_seconds(rows[0], now) if runs else None,
         has_lease=_has_lease(memory, rows[0]) if runs else None,
-        parent=_parent(memory, parent_request_id, tenant_id),
+        parent=find(parent_request_id),
         parent_request_id=parent_request_id,
         children=found.children,
         attempts=found.attempts,
@@ -182,11 +209,12 @@ def _has_lease(memory: AuditMemory, started: AuditRow) -> bool | None:
     return next(iter(held_leases(memory, [started]).values()), None)
 
 
-def _parent(
-    memory: AuditMemory, request_id: str | None, tenant_id: str | None
+def _find(
+    memory: AuditMemory, tenant_id: str | None, without: Set[str], request_id: str | None
 ) -> InvocationLine | None:
     """By the index; not where it is another tenant's, and only one may be seen."""
     if request_id is None:
         return None
-    found = memory.page(RowFilter(tenant_id=tenant_id, request_id=request_id), most=ROWS, look=ROWS)
+    wanted = RowFilter(tenant_id=tenant_id, request_id=request_id)
+    found = memory.page(wanted, most=ROWS, look=ROWS, without=without)
     return next((line for line in lines_of(found.rows) if line.kind is not LineKind.LATE), None)

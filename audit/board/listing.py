@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from audit.board.beside import beside_damage, whose
 from audit.board.line import InvocationLine, lines_of
 from audit.memory.base import AuditMemory, RowFilter
 from audit.memory.page import LOOK
@@ -22,6 +23,7 @@ class Listing:
         damaged: entries looked at that are no row.
         trimmed: whether older rows that might belong here have left the memory (only where ``next``
             is ``None``): they are in the ledger.
+        unread: tenants of which nothing was read, because what the memory keeps of them is damaged.
     """
 
     lines: tuple[InvocationLine, ...]
@@ -30,6 +32,7 @@ class Listing:
     next: str | None
     damaged: int
     trimmed: bool
+    unread: tuple[str, ...] = ()
 
 
 def listing(
@@ -46,7 +49,10 @@ def listing(
         ValueError: that is no cursor.
         AuditMemoryError: the memory did not answer.
     """
-    page = memory.page(wanted, most=most, look=look, cursor=cursor)
+    page, errors = beside_damage(
+        lambda without: memory.page(wanted, most=most, look=look, cursor=cursor, without=without),
+        wanted.tenant_id,
+    )
     return Listing(
         lines=lines_of(page.rows),
         looked=page.looked,
@@ -54,4 +60,5 @@ def listing(
         next=page.next,
         damaged=len(page.damaged),
         trimmed=page.trimmed,
+        unread=whose(errors),
     )

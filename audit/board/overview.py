@@ -1,16 +1,18 @@
 """The overview: what runs, how things ended, what is slow or fails, from one bounded look back.
 
 The cost is that of one page of the memory, whatever the length of the history. All counts are of
-the entries looked at, so they say nothing of the time before :attr:`Overview.reached`.
+the entries looked at, so they say nothing of the time before :attr:`Overview.reached`: what is
+older is another overview, from :attr:`Overview.next` on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from audit.board.beside import beside_damage, whose
 from audit.board.line import text
 from audit.board.measures import (
     Bucket,
@@ -26,7 +28,7 @@ from audit.board.measures import (
 from audit.board.standing import LedgerState, ledger_state
 from audit.keeper import ROLE
 from audit.memory.base import AuditMemory, RowFilter
-from audit.memory.page import LOOK
+from audit.memory.page import LOOK, Open, Page
 from audit.row import AuditRow
 
 __all__ = [
@@ -78,8 +80,9 @@ class Overview:
         damaged: entries looked at that are no row.
         looked: how many entries were looked at.
         reached: the store's time of the oldest of them; ``None`` where there was none.
-        complete: whether that was all the memory has.
+        next: the cursor of what is older; ``None`` where nothing is.
         trimmed: whether rows have left the memory before that (only where ``complete``).
+        unread: tenants of which nothing was read, because what the memory keeps of them is damaged.
     """
 
     running: tuple[RunningLine, ...]
@@ -95,8 +98,14 @@ class Overview:
     damaged: int
     looked: int
     reached: datetime | None
-    complete: bool
+    next: str | None
     trimmed: bool
+    unread: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is older."""
+        return self.next is None
 
 
 def overview(
@@ -106,8 +115,11 @@ def overview(
     ledger: bool,
     tenant_id: str | None = None,
     look: int = LOOK,
+    cursor: str | None = None,
 ) -> Overview:
     """Look back over at most ``look`` entries.
+
+    From a ``cursor`` on, what runs and who leads is said of the present all the same.
 
     Args:
         memory: where the rows are.
@@ -115,17 +127,37 @@ def overview(
         ledger: whether one is configured.
         tenant_id: whose; ``None`` for all.
         look: entries to look at.
+        cursor: :attr:`Overview.next` of a newer one; ``None`` for the newest.
 
     Raises:
+        ValueError: that is no cursor.
         AuditMemoryError: the memory did not answer.
     """
-    page = memory.page(RowFilter(tenant_id=tenant_id), most=look, look=look)
-    still_open = memory.open_page(tenant_id, RUNNING)
+
+    def read(without: Set[str]) -> Overview:
+        page = memory.page(
+            RowFilter(tenant_id=tenant_id), most=look, look=look, cursor=cursor, without=without
+        )
+        still_open = memory.open_page(tenant_id, RUNNING, without=without)
+        return _overview(memory, now, page, still_open, _end(memory, page, now, cursor), ledger)
+
+    view, errors = beside_damage(read, tenant_id)
+    return replace(view, unread=whose(errors))
+
+
+def _overview(
+    memory: AuditMemory,
+    now: datetime,
+    page: Page,
+    still_open: Open,
+    end: datetime,
+    ledger: bool,
+) -> Overview:
     found, emits = skills(page.rows), emit_milliseconds(page.rows, memory.stored_at)
     return Overview(
         running=_running(memory, still_open.rows, now),
         running_total=still_open.total,
-        picture=endings(page.rows, page.reached, now, memory.stored_at),
+        picture=endings(page.rows, page.reached, end, memory.stored_at),
         slowest=found.slowest,
         failing=found.failing,
         emit_p50_ms=percentile(emits, 50),
@@ -136,9 +168,16 @@ def overview(
         damaged=len(page.damaged),
         looked=page.looked,
         reached=page.reached,
-        complete=page.next is None,
+        next=page.next,
         trimmed=page.trimmed,
     )
+
+
+def _end(memory: AuditMemory, page: Page, now: datetime, cursor: str | None) -> datetime:
+    """The end of the time looked at: the present, or when the newest row of an older page came."""
+    if cursor is None:
+        return now
+    return memory.stored_at(page.rows[0]) if page.rows else page.reached or now
 
 
 def age_seconds(row: AuditRow, now: datetime) -> float:

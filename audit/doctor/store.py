@@ -28,8 +28,8 @@ OPEN: Final = 200
 _PROOF_SECONDS: Final = 10.0
 _REACH: Final = "start the memory, or mend AUDIT_MEMORY_URL: until then every skill is refused"
 _WRITE: Final = (
-    "see the memory's own log, its disk, its maxmemory, and whether it is a replica: until it takes"
-    " writes every skill is refused"
+    "see the memory's own log, its disk, its maxmemory, whether it is a replica, and whether the"
+    " user in AUDIT_MEMORY_URL may write: until it takes writes every skill is refused"
 )
 
 
@@ -113,6 +113,10 @@ def keeper(memory: AuditMemory) -> Check:
 def leases(memory: AuditMemory, lease_seconds: float) -> Check:
     """Whether everything that runs belongs to a process that gives a sign of life."""
     found = memory.open_page(None, OPEN)
+    if found.damaged:
+        places = named(f"{place.position} of tenant {place.tenant_id}" for place in found.damaged)
+        seen = _seen(found.total, f"of these, no started row stands at {places}")
+        return bad("leases", seen, "keep a copy of the memory, and run `audit verify`")
     held = held_leases(memory, found.rows)
     orphans = [row for row in found.rows if not held.get(text(row.meta.get("worker")) or "")]
     if not orphans:

@@ -13,6 +13,7 @@ Every memory guarantees:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -85,6 +86,7 @@ class Paging(ABC):
         most: int = 100,
         look: int = LOOK,
         cursor: str | None = None,
+        without: Collection[str] = (),
     ) -> Page:
         """The newest rows that pass ``wanted``, from ``cursor`` back.
 
@@ -100,9 +102,11 @@ class Paging(ABC):
                 at, so that :attr:`Page.looked` stays below.
             cursor: :attr:`Page.next` of the page before; ``None`` for the newest. It is the same
                 for every filter.
+            without: tenants of which nothing is read.
 
         Raises:
             ValueError: most or look are less than 1, or that is no cursor.
+            MemoryDamagedError: what is kept of a tenant that is read is not the audit's.
             MemoryUnavailableError: the store did not answer within the deadline.
         """
 
@@ -117,11 +121,14 @@ class Paging(ABC):
         """
 
     @abstractmethod
-    def open_page(self, tenant_id: str | None, most: int) -> Open:
+    def open_page(self, tenant_id: str | None, most: int, *, without: Collection[str] = ()) -> Open:
         """The ``most`` invocations that are open longest, to the millisecond, of one tenant or all.
+
+        Of the tenants in ``without`` nothing is read.
 
         Raises:
             ValueError: ``most`` is less than 1.
+            MemoryDamagedError: as by :meth:`page`.
             MemoryUnavailableError: the store did not answer within the deadline.
         """
 

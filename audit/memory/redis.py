@@ -43,7 +43,15 @@ from audit.memory.base import (
 from audit.memory.connection import Command, Line, Lines
 from audit.memory.newest import LONGEST_NAME, Cursor, moment_of
 from audit.memory.page import LOOK, Open, Page
-from audit.memory.redis_form import LAST_PLACE, number_in, places_in, refuse, row_in, started_in
+from audit.memory.redis_form import (
+    LAST_PLACE,
+    insist,
+    number_in,
+    places_in,
+    refuse,
+    row_in,
+    started_in,
+)
 from audit.memory.redis_keys import Keys, command_of
 from audit.memory.redis_lease import RedisLeases
 from audit.memory.redis_page import RedisPages, first_position
@@ -153,15 +161,21 @@ class RedisMemory(AuditMemory):
         return filter(wanted.matches, _merged(streams))
 
     def page(
-        self, wanted: RowFilter, *, most: int = 100, look: int = LOOK, cursor: str | None = None
+        self,
+        wanted: RowFilter,
+        *,
+        most: int = 100,
+        look: int = LOOK,
+        cursor: str | None = None,
+        without: Collection[str] = (),
     ) -> Page:
-        return self._pages.page(wanted, most, look, cursor)
+        return self._pages.page(wanted, most, look, cursor, without)
 
     def cursor_at(self, moment: datetime) -> str:
         return str(Cursor.above(int(moment.timestamp() * 1000)))
 
-    def open_page(self, tenant_id: str | None, most: int) -> Open:
-        return self._pages.open_page(tenant_id, most)
+    def open_page(self, tenant_id: str | None, most: int, *, without: Collection[str] = ()) -> Open:
+        return self._pages.open_page(tenant_id, most, without)
 
     def stored_at(self, row: AuditRow) -> datetime:
         if row.position is None:
@@ -322,12 +336,15 @@ class RedisMemory(AuditMemory):
         return sorted(name for name in names if name.isprintable() and len(name) <= LONGEST_NAME)
 
     def _running(self, keys: Keys) -> Iterator[AuditRow]:
-        started: list[str] = []
+        started: list[tuple[str, bytes]] = []
         for page in _pages(self._ask("zrange", keys.open, 0, -1)):
-            states = self._ask("hmget", keys.requests, page)
-            started += (started_in(keys, s) for s in states if s and s[:1] == b"o")
+            states = zip(page, self._ask("hmget", keys.requests, page), strict=True)
+            started += ((started_in(keys, s), r) for r, s in states if s and s[:1] == b"o")
         # Sorted as a whole: the set knows the order of milliseconds, not the one within.
-        yield from self._at(keys, sorted(started, key=order_of))
+        for begun in _pages(sorted(started, key=lambda place: order_of(place[0]))):
+            rows = self._fetch(keys, [position for position, _ in begun])
+            insist(keys.tenant_id, [request_id for _, request_id in begun], rows)
+            yield from rows
 
     def _stream(self, keys: Keys, wanted: RowFilter) -> Iterator[AuditRow]:
         if wanted.request_id is not None:

@@ -8,6 +8,7 @@ apart from a server that does not answer. No value is ever repeated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final, NoReturn
 
 from audit.errors import MemoryDamagedError, RowError
@@ -105,6 +106,23 @@ def row_in(entry: tuple[bytes, Mapping[bytes, bytes]]) -> AuditRow:
         # Not left out: a trail with something strange in it must not look whole.
         raise RowError(f"the entry at {position.decode()} is no row: it has other fields than one")
     return AuditRow.from_bytes(fields[ROW_FIELD], position.decode())
+
+
+def is_of(row: AuditRow, tenant_id: str, request_id: bytes) -> bool:
+    """Whether a row is of this invocation, and not another's that was put in its place."""
+    said = row.payload.get("tenant_id"), row.payload.get("request_id")
+    return said == (tenant_id, request_id.decode(errors="replace"))
+
+
+def insist(tenant_id: str, request_ids: Sequence[bytes], rows: Sequence[AuditRow]) -> None:
+    """Hold the started rows that were found against the open invocations that name them.
+
+    Raises:
+        RowError: one has gone, or another invocation's stands in its place.
+    """
+    pairs = zip_longest(request_ids, rows)
+    if not all(r and row and is_of(row, tenant_id, r) for r, row in pairs):
+        raise RowError(f"an open invocation of tenant {tenant_id} has no started row of its own")
 
 
 def _whose(prefix: str, part: Any) -> str:

@@ -6,7 +6,7 @@ comes from the tenants whose oldest open invocation is old enough to count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -26,7 +26,7 @@ from audit.memory.newest import (
     row_of,
 )
 from audit.memory.page import Damaged, Open, Page
-from audit.memory.redis_form import places_in, position_in, started_in
+from audit.memory.redis_form import is_of, places_in, position_in, started_in
 from audit.memory.redis_keys import Keys
 from audit.memory.redis_seal import entry_of
 from audit.row import AuditRow
@@ -41,6 +41,9 @@ _BELOW: Final = """
 if #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[1], 'COUNT', 1) == 0 then return {} end
 return redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
 """
+
+#: An open invocation: its tenant, where its started row stands, and its request_id.
+Begun = tuple[str, str, bytes]
 
 
 class RedisPages:
@@ -63,10 +66,17 @@ class RedisPages:
         self._tenants = tenants
         self._prefix = prefix
 
-    def page(self, wanted: RowFilter, most: int, look: int, cursor: str | None) -> Page:
+    def page(
+        self,
+        wanted: RowFilter,
+        most: int,
+        look: int,
+        cursor: str | None,
+        without: Collection[str],
+    ) -> Page:
         check_bounds(most, look)
         begin = None if cursor is None else Cursor.parse(cursor)
-        tenants = self._tenants(wanted.tenant_id)
+        tenants = self._read_tenants(wanted.tenant_id, without)
         if wanted.request_id is not None:
             return self._of_invocation(wanted, tenants, begin, most, look)
         oldest = first_position(wanted)
@@ -78,9 +88,10 @@ class RedisPages:
         )
         return page if page.next else replace(page, trimmed=self._trimmed(tenants, oldest))
 
-    def open_page(self, tenant_id: str | None, most: int) -> Open:
+    def open_page(self, tenant_id: str | None, most: int, without: Collection[str]) -> Open:
         check_bounds(most, 1)
-        keys = [Keys(self._prefix, tenant) for tenant in self._tenants(tenant_id)]
+        tenants = self._read_tenants(tenant_id, without)
+        keys = [Keys(self._prefix, tenant) for tenant in tenants]
         totals = self._each(keys, lambda key: ("ZCARD", key.open))
         oldest = self._each(keys, lambda key: ("ZRANGE", key.open, "0", "0", "WITHSCORES"))
         ages = sorted(
@@ -90,15 +101,19 @@ class RedisPages:
         )
         # Of another tenant, none is among the oldest: each of these has an older one.
         counted = [Keys(self._prefix, tenant) for _, tenant in ages[:most]]
-        found = list(self._started(self._oldest_open(counted, most)))
-        rows = [row for t, entry in found if (row := row_of(entry, t)) is not None]
+        begun = self._begun(self._oldest_open(counted, most))
+        found = {(t, order_of(e.position)): e for t, e in self._at([b[:2] for b in begun])}
+        read = [(b, _of(b, found.get((b[0], order_of(b[1]))))) for b in begun]
         return Open(
-            rows=tuple(sorted(rows, key=_place)),
+            rows=tuple(sorted((row for _, row in read if row is not None), key=_place)),
             total=sum(totals),
-            damaged=tuple(Damaged(t, e.position) for t, e in found if row_of(e, t) is None),
+            damaged=tuple(Damaged(t, place) for (t, place, _), row in read if row is None),
         )
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _read_tenants(self, tenant_id: str | None, without: Collection[str]) -> list[str]:
+        return [tenant for tenant in self._tenants(tenant_id) if tenant not in without]
 
     def _each(self, keys: Iterable[Keys], command: Callable[[Keys], Command]) -> Sequence[Any]:
         commands = [command(key) for key in keys]
@@ -171,16 +186,15 @@ class RedisPages:
         ]
         return [(Keys(self._prefix, t), request_id) for _, t, request_id in sorted(found)[:most]]
 
-    def _started(self, invocations: Sequence[tuple[Keys, bytes]]) -> Iterator[Found]:
+    def _begun(self, invocations: Sequence[tuple[Keys, bytes]]) -> list[Begun]:
         """Where they start. An invocation that has ended meanwhile is open no longer."""
         commands = [("HGET", keys.requests, request_id) for keys, request_id in invocations]
         states = self._ask(commands) if commands else ()
-        places = [
-            (keys.tenant_id, started_in(keys, state))
-            for (keys, _), state in zip(invocations, states, strict=True)
+        return [
+            (keys.tenant_id, started_in(keys, state), request_id)
+            for (keys, request_id), state in zip(invocations, states, strict=True)
             if state is not None and state[:1] == b"o"
         ]
-        return self._at(places)
 
 
 def first_position(wanted: RowFilter) -> str:
@@ -188,6 +202,12 @@ def first_position(wanted: RowFilter) -> str:
     if wanted.since is None:
         return "-"
     return str(max(0, int(wanted.since.timestamp() * 1000) - CLOCK_SKEW_MS))
+
+
+def _of(begun: Begun, entry: Entry | None) -> AuditRow | None:
+    """The row that stands there; ``None``: there is none, or it is another invocation's."""
+    row = None if entry is None else row_of(entry, begun[0])
+    return row if row is not None and is_of(row, *begun[::2]) else None
 
 
 def _maximum(below: str | None) -> str:

@@ -175,18 +175,26 @@ class InMemory(AuditMemory):
                 time.sleep(poll)
 
     def page(
-        self, wanted: RowFilter, *, most: int = 100, look: int = LOOK, cursor: str | None = None
+        self,
+        wanted: RowFilter,
+        *,
+        most: int = 100,
+        look: int = LOOK,
+        cursor: str | None = None,
+        without: Collection[str] = (),
     ) -> Page:
         self._answer()
-        rows, gone = self._rows, self._gone
+        rows, gone = (
+            [row for row in of if row.tenant_id not in without] for of in (self._rows, self._gone)
+        )
         return page_of(rows, gone, self._stored_at, wanted, most=most, look=look, cursor=cursor)
 
     def cursor_at(self, moment: datetime) -> str:
         stored = [order_of(at)[0] for at, when in self._stored_at.items() if when <= moment]
         return str(Cursor.above(max(stored, default=0)))
 
-    def open_page(self, tenant_id: str | None, most: int) -> Open:
-        rows = list(self.running(tenant_id))
+    def open_page(self, tenant_id: str | None, most: int, *, without: Collection[str] = ()) -> Open:
+        rows = [row for row in self.running(tenant_id) if row.tenant_id not in without]
         return open_of(rows, most)
 
     def stored_at(self, row: AuditRow) -> datetime:

@@ -15,11 +15,11 @@ from typing import Any, Final, TypeVar
 
 from flower.views import BaseHandler
 from tornado.routing import URLSpec
-from tornado.web import HTTPError, StaticFileHandler, authenticated
+from tornado.web import StaticFileHandler, authenticated
 
 from audit.board.invocation import invocation
 from audit.board.listing import listing
-from audit.board.overview import overview
+from audit.board.overview import Overview, overview
 from audit.errors import AuditError, MemoryDamagedError, MemoryUnavailableError
 from audit.memory.base import AuditMemory
 from audit.plain import clean
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 #: Entries that a page looks at: each costs about 30 us of CPU, and a page has 300 ms.
 WINDOW: Final = 2_500
-#: Entries that one page may look at, however often somebody asks for more.
+#: Entries around an invocation that its page may look at, when somebody asks for more.
 MOST_LOOK: Final = 40_000
 AROUND: Final = 2_000
 _STATIC: Final = str(Path(__file__).parent / "static")
@@ -74,6 +74,22 @@ class AuditPage(BaseHandler):
         """Read and show."""
         raise NotImplementedError
 
+    async def ask_from(
+        self, question: Callable[[AuditMemory, datetime, str | None], T]
+    ) -> T | None:
+        """The answer from the cursor that is asked for on; ``None``: it is none, and that is said.
+
+        Whatever else the question asks has been checked before.
+        """
+        cursor = self.asked("cursor") or None
+        try:
+            return await self.ask(lambda memory, now: question(memory, now, cursor))
+        except ValueError as error:
+            if cursor is None or isinstance(error, AuditError):
+                raise
+            self.show_error(400, "That is no place in the audit. Begin again with the newest.")
+            return None
+
     async def ask(self, question: Callable[[AuditMemory, datetime], T]) -> T:
         return await reader_of(self.application).ask(question)
 
@@ -109,15 +125,17 @@ class OverviewPage(AuditPage):
         if filters.errors:
             self.show_error(400, f"tenant: {filters.errors['tenant']}")
             return
-        look = self.look(WINDOW)
-        view = await self.ask(
-            partial(
-                overview,
-                ledger=reader_of(self.application).settings.ledger_dir is not None,
-                tenant_id=filters.wanted.tenant_id,
-                look=look,
-            )
+        ask = partial(
+            overview,
+            ledger=reader_of(self.application).settings.ledger_dir is not None,
+            tenant_id=filters.wanted.tenant_id,
+            look=WINDOW,
         )
+        view = await self.ask_from(lambda memory, now, cursor: ask(memory, now, cursor=cursor))
+        if view is not None:
+            self._show_view(view, filters)
+
+    def _show_view(self, view: Overview, filters: Filters) -> None:
         self.show(
             "audit_overview.html",
             view=view,
@@ -125,7 +143,7 @@ class OverviewPage(AuditPage):
             size=(picture.WIDTH, picture.HEIGHT),
             moment_of=picture.moment_of,
             filters=filters,
-            further=filters.query(look=str(look * 4)) if look * 4 <= MOST_LOOK else None,
+            older=bool(self.asked("cursor")),
         )
 
     def _filters(self) -> Filters:
@@ -144,7 +162,13 @@ class ListPage(AuditPage):
         if filters.errors:
             self.set_status(400)
         else:
-            view = await self._read(filters)
+            view = await self.ask_from(
+                lambda memory, _, cursor: listing(
+                    memory, filters.wanted, cursor=cursor, look=WINDOW
+                )
+            )
+            if view is None:
+                return
         self.show(
             "audit_list.html",
             top="audit_form.html",
@@ -153,17 +177,6 @@ class ListPage(AuditPage):
             older=bool(self.asked("cursor")),
             all=FIELDS,
         )
-
-    async def _read(self, filters: Filters) -> Any:
-        cursor = self.asked("cursor") or None
-        try:
-            return await self.ask(
-                lambda memory, _: listing(memory, filters.wanted, cursor=cursor, look=WINDOW)
-            )
-        except ValueError as error:
-            if isinstance(error, AuditError):
-                raise
-            raise HTTPError(400, reason="No such place in the list") from None
 
 
 class InvocationPage(AuditPage):

@@ -269,3 +269,18 @@ def test_a_memory_that_is_down_says_so() -> None:
         memory.page(ALL)
     with pytest.raises(MemoryUnavailableError):
         memory.open_page(None, 1)
+
+
+def test_a_page_leaves_out_whom_it_is_told_to(memory: AuditMemory) -> None:
+    """Nothing of that tenant is looked at, nor counted as open; all others are as ever."""
+    for number in range(3):
+        invoke(memory, tenant_id=tenant(number))
+        memory.emit(started(make_identity(tenant_id=tenant(number))))
+    without = {tenant(1)}
+    page, still_open = memory.page(ALL, without=without), memory.open_page(None, 9, without=without)
+    assert {row.tenant_id for row in page.rows} == {tenant(0), tenant(2)}
+    assert page.looked == 6
+    assert {row.tenant_id for row in still_open.rows} == {tenant(0), tenant(2)}
+    assert still_open.total == 2
+    own = RowFilter(tenant_id=tenant(1), request_id="none")
+    assert memory.page(own, without=without) == Page(rows=())

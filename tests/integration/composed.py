@@ -27,7 +27,11 @@ from tests.support import require
 
 ROOT: Final = Path(__file__).parents[2]
 SECRETS: Final = {
-    "MEMORY_PASSWORD": "memorysecret",
+    "MEMORY_FLOWER_PASSWORD": "memoryflowersecret",
+    "MEMORY_GATEWAY_PASSWORD": "memorygatewaysecret",
+    "MEMORY_KEEPER_PASSWORD": "memorykeepersecret",
+    "MEMORY_OPERATOR_PASSWORD": "memoryoperatorsecret",
+    "MEMORY_WORKER_PASSWORD": "memoryworkersecret",
     "BROKER_PASSWORD": "brokersecret",
     "FLOWER_USER": "auditor",
     "FLOWER_PASSWORD": "flowersecret",
@@ -39,8 +43,10 @@ OBSERVERS: Final = ("collector", "prometheus", "grafana")
 #: What the image of the servers has and the tests' binary lacks: one PING, as healthchecks send it.
 _CLI: Final = """#!{python}
 import os, sys, redis
-assert sys.argv[1:] == ["ping"], sys.argv
-client = redis.Redis(port={port}, password=os.environ["REDISCLI_AUTH"])
+*user, word = sys.argv[1:]
+assert (user[:1], word) in (([], "ping"), (["--user"], "ping")), sys.argv
+name = user[1] if user else None
+client = redis.Redis(port={port}, username=name, password=os.environ["REDISCLI_AUTH"])
 print("PONG" if client.ping() else "")
 """
 
@@ -115,7 +121,7 @@ class Machine:
         self._places = dict(places)
         self.ports: dict[str, int] = {name: free_port() for name in (*SERVERS, *HOST)}
         for name in SERVERS:
-            self._places[f"@{name}:6379"] = f"@127.0.0.1:{self.ports[name]}"
+            self._places[f"{name}:6379"] = f"127.0.0.1:{self.ports[name]}"
         self.running: dict[str, Running] = {}
         # WORKDIR /srv of the image, and what the Dockerfile copies there.
         (directory / "srv").mkdir()
@@ -126,6 +132,9 @@ class Machine:
         for there, place in self._places.items():
             text = text.replace(there, place)
         for mount in self.services[name].get("volumes", []):
+            if mount["type"] == "bind":
+                text = text.replace(mount["target"], mount["source"])
+                continue
             folder = self.directory / "volumes" / mount["source"]
             folder.mkdir(parents=True, exist_ok=True)
             text = text.replace(mount["target"], str(folder))

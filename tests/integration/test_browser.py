@@ -271,7 +271,7 @@ def test_a_page_that_is_not_read_anew_says_so(place: Place) -> None:
     page.wait_live()
     place.memory.pause()
     try:
-        wait_until(lambda: page.state().startswith("stale: the memory does not answer"), 40)
+        wait_until(lambda: page.state().startswith("stale: the memory cannot be read"), 40)
         assert "Running now" in page.text()
         page.shoot("overview-stale")
         page.go("/audit")

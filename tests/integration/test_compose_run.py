@@ -10,12 +10,13 @@ import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
+import redis
 
 from audit.memory import open_memory
 from audit.row import COMPLETED, STARTED, AuditRow
@@ -216,6 +217,20 @@ def test_the_memory_runs_under_the_file_s_configuration(host: Host) -> None:
     assert list(volume.glob("appendonlydir/*.aof"))
     log = host.machine.running["keeper"].text()
     assert "Traceback" not in log, log
+
+
+def test_the_memory_refused_nobody(host: Host) -> None:
+    """No process of the host asked for what its user may not do, and beat for nothing at all."""
+    operator = redis.Redis(
+        port=host.machine.ports["memory"],
+        username="operator",
+        password=SECRETS["MEMORY_OPERATOR_PASSWORD"],
+    )
+    with closing(operator):
+        assert operator.execute_command("ACL", "LOG") == []
+        users = {client["user"] for client in operator.client_list()}
+    assert users - {"operator"} <= {"worker", "keeper", "flower", "gateway"}
+    assert {"worker", "keeper"} <= users
 
 
 def test_a_worker_that_is_stopped_lets_its_skill_end(host: Host) -> None:

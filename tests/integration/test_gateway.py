@@ -220,7 +220,18 @@ def test_a_header_given_twice_is_no_context(gateway: Gateway) -> None:
     assert (answer.status, answer.fault) == (400, "invalid_context")
 
 
-@pytest.mark.parametrize("query", [f"x={SECRET}", "seconds=5", "wait=5&x=5", "wait=5&wait=6"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"x={SECRET}",
+        "seconds=5",
+        "wait=5&x=5",
+        "wait=5&wait=6",
+        "wait=1_0",
+        "wait=%D9%A1",
+        "wait=%205",
+    ],
+)
 def test_a_query_is_no_place_for_arguments(gateway: Gateway, query: str) -> None:
     """Refused, and the access log does not keep it."""
     headers = {"X-Audit-Persona": PERSONA, "X-Audit-Tenant": TENANT, **JSON}

@@ -48,7 +48,7 @@ def test_the_pages_need_no_command_that_writes(stack: Stack, tmp_path: Path) -> 
             cursor = quote(f"{last[0].decode()}/{TENANT}")
             for path in (
                 "/audit",
-                "/audit?look=40000",
+                f"/audit?cursor={cursor}",
                 f"/audit?tenant={TENANT}",
                 f"/audit/list?since=1h&skill={parent.skill_id}",
                 f"/audit/list?cursor={cursor}",
@@ -127,8 +127,8 @@ def test_a_memory_that_may_lose_rows_is_said_to_be_that(tmp_path: Path) -> None:
 
 
 def test_a_damaged_memory_is_said_to_be_that(stack: Stack, tmp_path: Path) -> None:
-    """Whose it is, and not that the memory is silent; the other tenants' pages go on."""
-    stack.memory.emit(started(make_identity(tenant_id=OTHER)))
+    """Whose it is, and not that the memory is silent; the other tenants' rows are shown."""
+    stack.memory.emit(started(other := make_identity(tenant_id=OTHER)))
     with redis.Redis.from_url(stack.memory_url) as client:
         client.sadd("audit:tenants", TENANT)
         client.set(f"audit:{{{TENANT}}}:rows", "x")
@@ -136,11 +136,15 @@ def test_a_damaged_memory_is_said_to_be_that(stack: Stack, tmp_path: Path) -> No
     try:
         for path in ("/audit", "/audit/list"):
             page = flower.ask(path)
+            assert page.status == 200
+            assert other.request_id in page.text
+            assert f"of tenant <code>{TENANT}</code> is damaged" in page.text
+            assert TENANT not in flower.ask(f"{path}?tenant={OTHER}").text
+            page = flower.ask(f"{path}?tenant={TENANT}")
             assert page.status == 503
             assert "somebody else has written it" in page.text
             assert TENANT in page.text
             assert "does not answer" not in page.text
-            assert flower.ask(f"{path}?tenant={OTHER}").status == 200
     finally:
         flower.end()
 

@@ -312,3 +312,22 @@ def test_a_memory_that_is_down_is_no_empty_board(host: Clocked) -> None:
         host.look()
     with pytest.raises(MemoryUnavailableError):
         listing(host.memory, ALL)
+
+
+def test_older_overviews_go_on_where_the_newer_one_ended(host: Clocked) -> None:
+    """Window after window, each entry is counted once, and the picture ends with its window."""
+    for _ in range(5):
+        host.run()
+        host.clock.pass_by(100)
+    views = [host.look(look=4)]
+    while views[-1].next:
+        views.append(host.look(look=4, cursor=views[-1].next))
+    assert [view.looked for view in views] == [4, 4, 2]
+    assert [view.complete for view in views] == [False, False, True]
+    ended = [sum(sum(b.counts.values()) for b in view.picture.buckets) for view in views]
+    assert ended == [2, 2, 1]
+    each = timedelta(seconds=views[1].picture.seconds_each)
+    newest = host.clock.now() - timedelta(seconds=300)
+    assert views[1].picture.buckets[-1].begin <= newest < views[1].picture.buckets[-1].begin + each
+    with pytest.raises(ValueError, match="cursor"):
+        host.look(cursor="nonsense")

@@ -95,9 +95,12 @@ def test_the_other_tenants_invocations_are_closed(
 
 
 def test_an_invocation_whose_ending_is_not_taken_keeps_no_other_open(
-    memory: Damaged, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    memory: Damaged,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where what is damaged shows only when the ending is emitted."""
+    """Where what is damaged shows only when the ending is emitted; it is told of once."""
     monkeypatch.setattr(memory, "running", lambda t: InMemory.running(memory, t))
     reconciler = Reconciler(memory, lease_seconds=LEASE, clock=clock, now=clock.now)
     closed: list[AuditRow] = []
@@ -105,6 +108,7 @@ def test_an_invocation_whose_ending_is_not_taken_keeps_no_other_open(
         clock.pass_by(1)
         closed += reconciler.sweep().closed
     assert [row.tenant_id for row in closed] == [OTHER]
+    assert [r.levelname for r in caplog.records].count("CRITICAL") == 1
 
 
 def test_the_other_tenants_rows_are_counted(

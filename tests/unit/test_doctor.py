@@ -18,11 +18,12 @@ from audit.doctor.store import clock, durability, keeper, leases, reachable, sto
 from audit.errors import AuditError, MemoryUnsuitableError
 from audit.keeper import ROLE
 from audit.ledger.keys import LedgerKeys
+from audit.memory.page import Damaged, Open
 from audit.settings import AuditSettings
 from audit.spool import Spool
 from audit.testing import InMemory
 from tests.fakes import DOWN
-from tests.support import completed, make_identity, started
+from tests.support import TENANT, completed, make_identity, started
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 KEYS = [{"id": "k1", "secret": "s" * 32}]
@@ -178,6 +179,14 @@ def test_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     memory.hold_lease(identity.worker, 60)
     said(leases(memory, 15), Level.OK, "running: 1")
     memory.emit(completed(identity))
+
+
+def test_damaged_open_invocations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can close them, and nothing else of the line would say so."""
+    memory = InMemory()
+    found = Open(rows=(), total=1, damaged=(Damaged(TENANT, "7-1"),))
+    monkeypatch.setattr(memory, "open_page", lambda *_: found)
+    said(leases(memory, 15), Level.BAD, f"7-1 of tenant {TENANT}", "audit verify")
 
 
 # --- keys and spool -----------------------------------------------------------------------------

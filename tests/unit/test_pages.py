@@ -237,7 +237,7 @@ def render_overview(memory: InMemory, now: datetime, *, ledger: bool = False) ->
         size=(picture.WIDTH, picture.HEIGHT),
         moment_of=picture.moment_of,
         filters=Filters(),
-        further="?look=9",
+        older=False,
     )
 
 

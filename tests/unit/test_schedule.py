@@ -67,10 +67,10 @@ def test_a_malformed_tick_is_an_error_that_repeats_nothing(change: dict[str, Any
 
 
 def test_every_tick_has_a_token_of_its_own() -> None:
-    """Of name and due time; whether it may run once only is no part of its name."""
+    """Of skill, name and due time; whether it may run once only is no part of its name."""
     made = [Tick(schedule=s, due=d) for s in ("a", "b") for d in (DUE, DUE.replace("45", "46"))]
-    assert len({tick.token for tick in made}) == 4
-    assert Tick(schedule="a", due=DUE, once=True).token == made[0].token
+    assert len({tick.token(skill) for tick in made for skill in ("x", "y")}) == 8
+    assert Tick(schedule="a", due=DUE, once=True).token("x") == made[0].token("x")
 
 
 # --- ticks that ran twice -------------------------------------------------------------------------
@@ -104,6 +104,7 @@ def test_a_tick_under_two_task_ids_is_a_duplicate() -> None:
         {"task_id": "a", "redelivered": True},
         {"task_id": "b", "tenant_id": OTHER_TENANT},
         {"task_id": "b", "schedule": "daily"},
+        {"task_id": "b", "skill_id": "others.skill"},
         {"task_id": "b", "due": DUE.replace("45", "46")},
         {"task_id": "b", "schedule": None, "due": None},
         {"task_id": "b", "reason": Reason.NOT_DISPATCHED},

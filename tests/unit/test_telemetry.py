@@ -6,13 +6,21 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
+from celery.concurrency.prefork import TaskPool
+from opentelemetry import metrics as api
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from audit import metrics
 from audit.telemetry import LAST_SECONDS, end, meters, pushes, pushing_reader, resource_of
+from audit.testing import InMemory
+from tasks.telemetry import MainProcess
+from tasks.worker import AuditStep
 from tests.integration.otlp import OtlpSink
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
@@ -64,6 +72,58 @@ def test_an_ending_process_exports_what_is_left(monkeypatch: pytest.MonkeyPatch)
             provider.get_meter("m").create_counter("c").add(1)
         end(providers)
         assert sink.total("c") == 2
+
+
+def test_a_main_process_needs_no_new_thread_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last export is made by an exit handler, where Python 3.12.1 starts none."""
+    with OtlpSink() as sink:
+        for name, value in sink.environ.items():
+            monkeypatch.setenv(name, value)
+        main = MainProcess("w")
+        main.begin()
+        metrics.emit_failed("start")
+        for module in ("audit.telemetry", "tasks.telemetry"):
+            monkeypatch.setattr(f"{module}.threading", SimpleNamespace(Thread=no_more))
+        main.end()
+        metrics.bind(api.NoOpMeterProvider())
+        assert sink.total("skill_audit_emit_failures_total") == 1
+
+
+def no_more(*_: object, **__: object) -> NoReturn:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+def test_a_collector_that_is_away_holds_no_ending_main_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever its thread is at just then."""
+    with listening() as url:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
+        main = MainProcess("w")
+        main.begin()
+        metrics.emit_failed("start")
+        began = time.monotonic()
+        main.end()
+        metrics.bind(api.NoOpMeterProvider())
+        assert time.monotonic() - began < LAST_SECONDS + 1
+
+
+def test_a_worker_exports_until_its_lease_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What begins last ends first, and giving the lease back replays what is counted."""
+    begun: list[str] = []
+    runtime = SimpleNamespace(
+        worker_id="w",
+        hold_lease=lambda _: begun.append("lease"),
+        settings=SimpleNamespace(context_keys=()),
+        spool=SimpleNamespace(others=list),
+        memory=InMemory(),
+    )
+    app = SimpleNamespace(skill_runtime=runtime, tasks={})
+    monkeypatch.setattr("tasks.worker.telemetry.begin_in_main", begun.append)
+    parent = SimpleNamespace(app=app, pool_cls=TaskPool)
+    object.__new__(AuditStep).start(parent)
+    assert begun == ["w", "lease"]
 
 
 @pytest.mark.parametrize("signal", ["METRICS", "TRACES"])

@@ -105,7 +105,7 @@
         fresh = new Date();
         say("live", false);
       } else {
-        failed(answer.status === 503 ? "the memory does not answer" : "status " + answer.status);
+        failed(answer.status === 503 ? "the memory cannot be read" : "status " + answer.status);
       }
     } catch (error) {
       if (!stopped()) {
