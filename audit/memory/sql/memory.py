@@ -102,15 +102,21 @@ class SqlMemory(AuditMemory):
                 self._pause(poll)
 
     def page(
-        self, wanted: RowFilter, *, most: int = 100, look: int = LOOK, cursor: str | None = None
+        self,
+        wanted: RowFilter,
+        *,
+        most: int = 100,
+        look: int = LOOK,
+        cursor: str | None = None,
+        without: Collection[str] = (),
     ) -> Page:
-        return self._reading.page(wanted, most, look, cursor)
+        return self._reading.page(wanted, most, look, cursor, without)
 
     def cursor_at(self, moment: datetime) -> str:
         return self._reading.cursor_at(moment)
 
-    def open_page(self, tenant_id: str | None, most: int) -> Open:
-        return self._reading.open_page(tenant_id, most)
+    def open_page(self, tenant_id: str | None, most: int, *, without: Collection[str] = ()) -> Open:
+        return self._reading.open_page(tenant_id, most, without)
 
     def stored_at(self, row: AuditRow) -> datetime:
         if row.position is None:

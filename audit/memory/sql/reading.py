@@ -6,7 +6,7 @@ chunks from a place in that order, by an index, so no query holds anything open 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -111,22 +111,31 @@ class Reading:
 
     # --- pages --------------------------------------------------------------------------------
 
-    def page(self, wanted: RowFilter, most: int, look: int, cursor: str | None) -> Page:
+    def page(
+        self,
+        wanted: RowFilter,
+        most: int,
+        look: int,
+        cursor: str | None,
+        without: Collection[str],
+    ) -> Page:
         check_bounds(most, look)
         begin = None if cursor is None else Cursor.parse(cursor)
-        backward = _Backward(self._ask, wanted, begin, look)
+        backward = _Backward(self._ask, wanted, begin, look, without)
         page = read_page(
             backward, wanted, most=most, look=look, clock=time_of, ended=lambda: backward.ended
         )
-        return page if page.next else replace(page, trimmed=self._was_trimmed(wanted))
+        return page if page.next else replace(page, trimmed=self._was_trimmed(wanted, without))
 
-    def open_page(self, tenant_id: str | None, most: int) -> Open:
+    def open_page(self, tenant_id: str | None, most: int, without: Collection[str]) -> Open:
         check_bounds(most, 1)
+        read_at_all = _not_in(INVOCATIONS.c.tenant_id, without)
         open_ = INVOCATIONS.c.state == "o"
-        counted = select(func.count()).select_from(INVOCATIONS).where(open_)
+        counted = select(func.count()).select_from(INVOCATIONS).where(open_, *read_at_all)
         if tenant_id is not None:
             counted = counted.where(INVOCATIONS.c.tenant_id == written(tenant_id))
-        entries = [_entry(found) for found in self._ask(self._open(tenant_id, None).limit(most))]
+        oldest = self._open(tenant_id, None).where(*read_at_all).limit(most)
+        entries = [_entry(found) for found in self._ask(oldest)]
         rows = [row_of(entry, whose) for whose, entry in entries]
         return Open(
             rows=tuple(row for row in rows if row is not None),
@@ -222,9 +231,10 @@ class Reading:
     def _open(self, tenant_id: str | None, seen: tuple[int, int] | None) -> Select[Any]:
         """Started rows of open invocations, oldest first."""
         of_it = and_(INVOCATIONS.c.turn == ROWS.c.turn, INVOCATIONS.c.minor == ROWS.c.minor)
+        at = (INVOCATIONS.c.turn, INVOCATIONS.c.minor, INVOCATIONS.c.tenant_id)
         query = (
-            select(*_ENTRY)
-            .join_from(INVOCATIONS, ROWS, of_it)
+            select(*at, ROWS.c.stored)  # where somebody removed the row there is none
+            .outerjoin_from(INVOCATIONS, ROWS, of_it)
             .where(INVOCATIONS.c.state == "o")
             .order_by(INVOCATIONS.c.turn, INVOCATIONS.c.minor)
         )
@@ -234,8 +244,9 @@ class Reading:
             query = query.where(tuple_(INVOCATIONS.c.turn, INVOCATIONS.c.minor) > _at(*seen))
         return query
 
-    def _was_trimmed(self, wanted: RowFilter) -> bool:
-        query = select(LOGS.c.trimmed, LOGS.c.tenant_id).where(LOGS.c.trimmed.is_not(None))
+    def _was_trimmed(self, wanted: RowFilter, without: Collection[str]) -> bool:
+        known = (LOGS.c.trimmed.is_not(None), *_not_in(LOGS.c.tenant_id, without))
+        query = select(LOGS.c.trimmed, LOGS.c.tenant_id).where(*known)
         if wanted.tenant_id is not None:
             query = query.where(LOGS.c.tenant_id == written(wanted.tenant_id))
         floor = _floor(wanted)
@@ -269,11 +280,20 @@ class _Backward:
         wanted: its tenant, invocation and trace are looked for by an index.
         begin: where; ``None`` with the newest.
         look: how many at most.
+        without: tenants that are left out.
     """
 
-    def __init__(self, ask: Ask, wanted: RowFilter, begin: Cursor | None, look: int) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        wanted: RowFilter,
+        begin: Cursor | None,
+        look: int,
+        without: Collection[str],
+    ) -> None:
         self._ask = ask
-        self._query = select(*_ENTRY).where(*_by_index(wanted)).order_by(*_NEWEST)
+        looked_at = (*_by_index(wanted), *_not_in(ROWS.c.tenant_id, without))
+        self._query = select(*_ENTRY).where(*looked_at).order_by(*_NEWEST)
         self._floor = _floor(wanted)
         self._left = look
         self._below = None if begin is None else (begin.major, begin.minor)
@@ -372,6 +392,10 @@ def _by_index(wanted: RowFilter) -> list[ColumnElement[bool]]:
     ]
 
 
+def _not_in(column: Any, without: Collection[str]) -> list[ColumnElement[bool]]:
+    return [column.not_in([written(tenant) for tenant in without])] if without else []
+
+
 def _floor(wanted: RowFilter) -> int:
     return 0 if wanted.since is None else microseconds(wanted.since - SKEW)
 
@@ -387,9 +411,13 @@ def _at(turn: int, minor: int) -> Any:
 
 
 def _row(found: Any) -> AuditRow:
-    return AuditRow.from_bytes(bytes(found.stored), f"{found.turn}-{found.minor}")
+    return AuditRow.from_bytes(_stored(found), f"{found.turn}-{found.minor}")
 
 
 def _entry(found: Any) -> Found:
     position = f"{found.turn}-{found.minor}"
-    return read(found.tenant_id), Entry(position, bytes(found.stored))
+    return read(found.tenant_id), Entry(position, _stored(found), foreign=found.stored is None)
+
+
+def _stored(found: Any) -> bytes:
+    return b"" if found.stored is None else bytes(found.stored)
