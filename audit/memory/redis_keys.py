@@ -17,29 +17,17 @@ Keys, all of one tenant in one slot (``{...}`` is the hash tag)::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-from audit.errors import RowRefusedError
+from audit.memory.action import action_of
 from audit.memory.base import (
     DEATHS,
-    SETTLING,
     Hold,
     Once,
-    RowRefusal,
     insist_on_started,
     message_of,
 )
 from audit.memory.connection import Command
-from audit.row import COMPLETED, REFUSED, STARTED, AuditRow
-from audit.system_rows import SYSTEM_KINDS
-
-#: What is of no invocation is stored as a refused row is: once, alone.
-_ACTIONS: Final = {
-    STARTED: "started",
-    COMPLETED: "completed",
-    REFUSED: "refused",
-    **dict.fromkeys(SYSTEM_KINDS, "refused"),
-}
+from audit.row import AuditRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +79,7 @@ def command_of(prefix: str, row: AuditRow, once: Once | None, hold: Hold | None 
         ValueError: ``once`` or ``hold`` came with another row than a started one.
         RowRefusedError: the row is none that can be emitted.
     """
-    action, keys = _action(row), Keys(prefix, row.tenant_id)
+    action, keys = action_of(row), Keys(prefix, row.tenant_id)
     dead = message_of(row) if row.meta.get("reason") in DEATHS else ""
     always = (keys.rows, keys.requests, keys.open, keys.deaths)
     given = (action, row.request_id, row.to_bytes(), dead)
@@ -107,13 +95,3 @@ def command_of(prefix: str, row: AuditRow, once: Once | None, hold: Hold | None 
     taken = (*asked, keys.tick(hold.token))
     number = "5" if once is None else "6"
     return (number, *always, *taken, *given, remembered, str(hold.seconds), hold.holder)
-
-
-def _action(row: AuditRow) -> str:
-    action = _ACTIONS.get(row.kind)
-    if action is None or not {"tenant_id", "request_id"} <= row.payload.keys():
-        request_id = str(row.payload.get("request_id", ""))
-        raise RowRefusedError(RowRefusal.NO_INVOCATION.value, request_id)
-    if row.kind == COMPLETED and row.meta.get("reason") in SETTLING:
-        return "settled"
-    return action

@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "audit.signing",
         "audit.telemetry",
     ),
+    ("audit.memory.action",),
     (
         "audit.spool",
         "audit.alarms",

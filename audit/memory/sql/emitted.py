@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-from audit.errors import RowRefusedError
+from audit.memory.action import action_of
 from audit.memory.base import (
     DEATHS,
-    SETTLING,
     Hold,
     Once,
-    RowRefusal,
     insist_on_started,
     message_of,
 )
 from audit.memory.sql.tables import columns_of, written
-from audit.row import COMPLETED, REFUSED, STARTED, AuditRow
-from audit.system_rows import SYSTEM_KINDS
-
-#: What is of no invocation is stored as a refused row is: once, alone.
-_ACTIONS: Final = {
-    STARTED: "started",
-    COMPLETED: "completed",
-    REFUSED: "refused",
-    **dict.fromkeys(SYSTEM_KINDS, "refused"),
-}
+from audit.row import AuditRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +44,7 @@ class Emitted:
         ValueError: ``once`` or ``hold`` came with another row than a started one.
         RowRefusedError: the row is none that can be emitted.
         """
-        action = _action(row)
+        action = action_of(row)
         if once is not None or hold is not None:
             insist_on_started(row)
         dead = written(message_of(row)) if row.meta.get("reason") in DEATHS else None
@@ -70,13 +58,3 @@ class Emitted:
             once=once,
             hold=hold,
         )
-
-
-def _action(row: AuditRow) -> str:
-    action = _ACTIONS.get(row.kind)
-    if action is None or not {"tenant_id", "request_id"} <= row.payload.keys():
-        request_id = str(row.payload.get("request_id", ""))
-        raise RowRefusedError(RowRefusal.NO_INVOCATION.value, request_id)
-    if row.kind == COMPLETED and row.meta.get("reason") in SETTLING:
-        return "settled"
-    return action
