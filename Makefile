@@ -19,7 +19,7 @@ COMPILE = pip compile --quiet --universal --generate-hashes --no-header --python
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## watch the audited host at work (KEEP=1 leaves it running)
+demo: $(STAMP) ## watch the audited host at work (KEEP=1 leaves it running; MEMORY=postgres|sqlite)
 	@$(BIN)/python -m demo
 
 test: $(STAMP) ## run all tests (ARGS="-k name" is handed to pytest)

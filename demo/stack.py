@@ -21,7 +21,9 @@ from urllib.parse import urlsplit
 
 from audit import open_memory
 from audit.embedded import EmbeddedServer
+from audit.memory import migrate_memory
 from demo.ledger import new_ledger
+from demo.postgres import PostgresServer
 from demo.processes import ROOT, Child, Janitor
 from demo.skills import app
 from demo.waiting import DemoError, wait_until
@@ -32,6 +34,8 @@ PROVIDED: Final[Mapping[str, tuple[int, str]]] = {
     "CELERY_RESULT_BACKEND": (1, ""),
     "AUDIT_MEMORY_URL": (2, "?durability=always"),
 }
+#: What ``MEMORY`` may ask for.
+KINDS: Final = ("valkey", "postgres", "sqlite")
 NODE: Final = "demo@localhost"
 FLOWER_USER: Final = "demo"
 UP_SECONDS: Final = 60.0
@@ -129,6 +133,9 @@ def _provide(ends: ExitStack, directory: Path) -> Mapping[str, str]:
 
     A memory that is ours gets a ledger of its own, whatever ledger the environment names.
     """
+    kind = os.environ.get("MEMORY") or "valkey"
+    if kind not in KINDS:
+        raise DemoError(f"MEMORY={kind}: the demo brings {', '.join(KINDS)}")
     missing = [name for name in PROVIDED if not os.environ.get(name)]
     if not missing:
         return {}
@@ -138,9 +145,20 @@ def _provide(ends: ExitStack, directory: Path) -> Mapping[str, str]:
         database, parameters = PROVIDED[name]
         provided[name] = f"{server.url_for(database)}{parameters}"
     if "AUDIT_MEMORY_URL" in provided:
-        provided.update(new_ledger(directory))
+        provided.update(_memory(ends, kind, directory), **new_ledger(directory))
     os.environ.update(provided)
     return provided
+
+
+def _memory(ends: ExitStack, kind: str, directory: Path) -> Mapping[str, str]:
+    """The address of a memory that is not the server's, where ``MEMORY`` asks for one."""
+    if kind == "sqlite":
+        return {"AUDIT_MEMORY_URL": f"sqlite:///{directory}/audit.db"}
+    if kind == "postgres":
+        url = ends.enter_context(PostgresServer()).url(durability="always")
+        migrate_memory(url)
+        return {"AUDIT_MEMORY_URL": url}
+    return {}
 
 
 def _check_addresses() -> None:

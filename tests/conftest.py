@@ -13,8 +13,8 @@ import pytest
 
 from audit.embedded import EmbeddedServer
 from audit.memory import AuditMemory, migrate_memory
+from demo.postgres import PostgresServer
 from tasks.lease import Lease
-from tests.postgres import PostgresServer
 from tests.support import checked_memory
 
 #: Of the schemas that tests have had.

@@ -19,7 +19,7 @@ from audit.memory import migrate_memory, open_memory
 from audit.memory.base import Stored
 from audit.memory.sql.emitted import Emitted
 from audit.memory.sql.postgres import PostgresMemory
-from tests.postgres import PostgresServer
+from demo.postgres import PostgresServer
 from tests.support import TENANT, checked_memory, completed, make_identity, started, wait_until
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from audit.ledger.finding import Kind, Report, Verdict
 from audit.memory import AuditMemory, open_memory
+from demo.postgres import PostgresServer
 from tests.ledger_writer import just_now, rows_of
-from tests.postgres import PostgresServer
 from tests.sealing import NEIGHBOUR, check, seal
 from tests.support import TENANT
 

