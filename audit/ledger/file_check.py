@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Final
 
 from audit.errors import TileError
 from audit.ledger.alignment import WINDOW, Alignment
@@ -18,7 +19,7 @@ from audit.ledger.held_rows import BundleRows, MemoryRows, Positions, slots_of
 from audit.ledger.invocations import Invocations
 from audit.ledger.leaves import Chunk, Leaves
 from audit.ledger.memory_check import no_row
-from audit.ledger.merkle import EMPTY_ROOT, root
+from audit.ledger.merkle import EMPTY_ROOT, leaf_hash, root
 from audit.ledger.position_check import PositionCheck
 from audit.ledger.pruned_claim import Pruned, pruned_of
 from audit.ledger.ranges import extend
@@ -26,6 +27,9 @@ from audit.ledger.roots import Roots, hold_all
 from audit.ledger.subject import Subject
 from audit.ledger.tile_directory import TileDirectory
 from audit.ledger.tiles import WIDTH
+
+#: The leaf of an entry that was sealed without any bytes. Those of others are empty if pruned.
+_NOTHING: Final = leaf_hash(b"")
 
 
 class FileCheck:
@@ -124,11 +128,12 @@ class FileCheck:
         self.position_check.read(chunk.start, len(chunk.leaves))
         for at, leaf in enumerate(chunk.leaves):
             row = chunk.rows[at] if at < len(chunk.rows) else None
-            if row and chunk.hashes[at] == leaf:
+            pruned = row == b"" and leaf != _NOTHING
+            if row is not None and not pruned and chunk.hashes[at] == leaf:
                 self._row(chunk.start + at, row)
             else:
                 self.invocations.unseen(chunk.start + at)
-                if row == b"":
+                if pruned:
                     extend(self.bodiless, chunk.start + at, 1)
 
     def _row(self, index: int, row: bytes) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -42,7 +43,8 @@ All audit rows of one log from one index to another, none left out, and what pro
 needs Python 3.11 or newer and the package `cryptography`. VKEY is the ledger's verifier key; get it
 from somebody else than whoever gave you this pack. The top of verify_pack.py explains every step.
 
-rows.jsonl       the rows, one a line, byte for byte as stored
+rows.jsonl       the rows, one a line, byte for byte as stored; what was sealed and holds a line
+                 feed, which no row does, as base64:...
 hashes.txt       index and leaf hash of each row: SHA-256 over a zero byte and the row
 range-proof.txt  first index, number of rows and hash of the subtrees left and right of the rows
 checkpoint       size and root of the log, signed (C2SP tlog-checkpoint)
@@ -69,16 +71,8 @@ class Asked:
     version: str
 
     def covers(self, row: bytes) -> bool:
-        """Whether the time of a stored row lies within."""
-        if self.since is None and self.until is None:
-            return True
-        try:
-            moment = datetime.fromisoformat(json.loads(row)["ts"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return False  # sealed, and no row of ours; it is exported with those around it
-        return (self.since is None or self.since <= moment) and (
-            self.until is None or moment < self.until
-        )
+        """Whether the time of a stored row lies within, as the auditor's program sees it."""
+        return verify_pack.Policy(self.since, self.until).covers(verify_pack.document_of(row))
 
     def as_dict(self, log: SealedLog) -> dict[str, Any]:
         return {
@@ -197,12 +191,18 @@ def _contents(
             for index, row in enumerate(_rows(log, exported), exported.first)
         ),
     )
-    yield verify_pack.ROWS, (row + b"\n" for row in _rows(log, exported))
+    yield verify_pack.ROWS, (_line(row) for row in _rows(log, exported))
     yield "verify_pack.py", [Path(verify_pack.__file__).read_bytes()]
 
 
 def _rows(log: SealedLog, exported: Exported) -> Iterator[bytes]:
     return islice(log.tiles.rows(log.size, exported.first), exported.rows)
+
+
+def _line(row: bytes) -> bytes:
+    if b"\n" in row or row.startswith(verify_pack.ENCODED):
+        row = verify_pack.ENCODED + b64encode(row)
+    return row + b"\n"
 
 
 def _proof(log: SealedLog, exported: Exported) -> Iterator[bytes]:

@@ -290,16 +290,29 @@ class Sealer:
     def _register(self, tenants: list[str], keys: LedgerKeys) -> dict[str, str]:
         """The tenant of each log; what is new is written down before anything of it is sealed.
 
-        What the folder lists is served as well: the memory's list may have lost a name.
+        What the folder lists is served as well: the memory's list may have lost a name. It names a
+        tenant before the first row, which may have been refused: of a mere name nothing is kept.
         """
         known = self._folder.tenants()
         for tenant_id in {*tenants, *known.values()} - self._origins.keys():
             self._origins[tenant_id] = origin_of(self._origin, tenant_id, keys.secret)
-        logs = {self._log_of(tenant_id): tenant_id for tenant_id in tenants}
+        named = {self._log_of(tenant_id): tenant_id for tenant_id in tenants}
+        logs = {log: t for log, t in named.items() if log in known or self._has_any(log, t)}
         if not logs.items() <= known.items():
             self._folder.put_tenants(known | logs)
         # A line that names another log than its tenant's is none of ours.
         return logs | {log: t for log, t in known.items() if self._log_of(t) == log}
+
+    def _has_any(self, log: str, tenant_id: str) -> bool:
+        """Whether there is anything of a tenant but its name; what cannot be read is something."""
+        try:
+            return (
+                self._folder.log(log).exists
+                or bool(self._reads.entries(tenant_id, None, 1))
+                or self._reads.sealed(tenant_id) is not None
+            )
+        except MemoryDamagedError:
+            return True
 
     def _log_of(self, tenant_id: str) -> str:
         return self._origins[tenant_id].rpartition("/")[2]

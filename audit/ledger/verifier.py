@@ -124,11 +124,18 @@ class _Verification:
 
     def _with_traces(self, meta: LogReport | None) -> LogReport | None:
         """With what tells that the meta log was taken back; after all that may grow meanwhile."""
-        found = () if meta is not None and meta.findings else tuple(of_meta(self._sources))
+        found = () if meta is not None and meta.findings else tuple(self._traces())
         if not found:
             return meta
         meta = meta or LogReport(log=META, tenant=None)
         return replace(meta, findings=(*meta.findings, *found))
+
+    def _traces(self) -> Iterator[Finding]:
+        """What is damaged only now costs no log its report."""
+        try:
+            yield from of_meta(self._sources)
+        except MemoryDamagedError as error:
+            yield replace(_damaged(META, META, error), tenant=None)
 
     def _refuse_what_is_not_checked(self, logs: Collection[str]) -> None:
         named = {log_of(raw) for raw in self._sources.given}

@@ -27,7 +27,8 @@ WHAT IS CHECKED, in this order:
 5. TREE        the hashes of these rows, between the hashes of what lies left and right of them,
                lead to the signed root: no row was changed, added, left out or moved.
 6. POLICY      the rows begin and end where the question did. The pack holds one row more at each
-               end (unless the log ends there), and its time must lie outside of what was asked.
+               end (unless the log ends there), and its time must lie outside of what was asked;
+               what has no time lies outside, unless no times were asked for.
 7. CONTENT     each row is an audit row, all are of one tenant. What fails here and in step 8 was
                wrong when it was sealed: it is evidence of that, and nobody has touched the pack.
 8. PAIRS       an invocation has a started row and later a completed one. One that lacks the other
@@ -67,6 +68,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 FORMAT: Final = "audit-evidence-pack/1"
 #: Every file of a pack, and nothing else. The rows are one a line, byte for byte as stored; beside
 #: them "index hash" a line; the proof has "first-index how-many hash" a line, left then right.
+#: No audit row holds a line feed. What was sealed and does is written as ENCODED and its base64;
+#: so is what begins like that by itself.
 ROWS, HASHES, PROOF = "rows.jsonl", "hashes.txt", "range-proof.txt"
 MANIFEST, POLICY, CHECKPOINT = "manifest.json", "policy.json", "checkpoint"
 FILES: Final = (
@@ -76,6 +79,8 @@ POLICY_FIELDS: Final = frozenset({"tenant", "since", "until", "exported_at", "ve
 
 MAX_SMALL: Final = 1 << 20  # bytes of any file but rows and hashes
 MAX_ROW: Final = 65_535
+ENCODED: Final = b"base64:"
+MAX_LINE: Final = len(ENCODED) + -(-MAX_ROW // 3) * 4
 MAX_LISTED: Final = 100  # bytes of a line of hashes
 MAX_FINDINGS: Final = 20  # then reading stops
 MAX_OPEN: Final = 1_000_000  # invocations that wait for their completed row
@@ -116,9 +121,21 @@ class Report:
     facts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     findings: list[tuple[Step, str]] = field(default_factory=list)
+    _as_sealed: dict[Step, int] = field(default_factory=dict, init=False)
 
     def find(self, step: Step, text: str) -> None:
         self.findings.append((step, text))
+
+    def find_as_sealed(self, step: Step, text: str) -> None:
+        """What was wrong when it was sealed stops no reading: the first are named, all counted."""
+        self._as_sealed[step] = count = self._as_sealed.get(step, 0) + 1
+        if count <= MAX_FINDINGS:
+            self.find(step, text)
+
+    def count_the_rest(self) -> None:
+        for step, count in self._as_sealed.items():
+            if count > MAX_FINDINGS:
+                self.find(step, f"further findings of this kind: {count - MAX_FINDINGS}")
 
     @property
     def passed(self) -> bool:
@@ -399,10 +416,17 @@ class Policy:
         report.facts.append(f"claimed: exported {given['exported_at']} by {given['version']}")
         return policy
 
-    def covers(self, moment: datetime) -> bool:
-        return not (self.since and moment < self.since) and not (
-            self.until and self.until <= moment
-        )
+    def covers(self, document: Any) -> bool:
+        """Whether the time of a row lies within; what has none does where no times were asked."""
+        if self.since is None and self.until is None:
+            return True
+        try:
+            moment = datetime.fromisoformat(document["ts"])
+            return not (self.since and moment < self.since) and not (
+                self.until and self.until <= moment
+            )
+        except (ValueError, TypeError, KeyError):
+            return False
 
 
 def _moment(text: object, name: str) -> datetime | None:
@@ -428,6 +452,7 @@ class Reader:
     first: int = 0  # index of the first and last row in what was asked for, and how many
     last: int = 0
     count: int = 0
+    wrong: int = 0  # rows that are not those listed
     tenant: object = None
     opened: dict[str, int] = field(default_factory=dict)
     unopened: int = 0
@@ -435,12 +460,12 @@ class Reader:
     def read(self, archive: Archive) -> None:
         listed, first = archive.lines(HASHES, MAX_LISTED), self.manifest.first_index
         at = -1
-        for at, (row, line) in enumerate(zip_longest(archive.lines(ROWS, MAX_ROW), listed)):
+        for at, (row, line) in enumerate(zip_longest(archive.lines(ROWS, MAX_LINE), listed)):
             if row is None or line is None or at >= self.manifest.rows:
                 short = ROWS if row is None else HASHES if line is None else MANIFEST
                 raise PackError(Step.ROWS, f"{short} ends after {at} rows, another file does not")
-            self._take(first + at, row, line)
-            if len(self.report.findings) >= MAX_FINDINGS:
+            self._take(first + at, row_of(row), line)
+            if self.wrong >= MAX_FINDINGS:
                 raise PackError(Step.ROWS, "too many findings; the rest was not read")
         if at + 1 != self.manifest.rows:
             raise PackError(Step.ROWS, f"the pack has {at + 1} rows, not {self.manifest.rows}")
@@ -453,38 +478,43 @@ class Reader:
         if listed != leaf.hex():
             self._find(f"row {index} is not the one that was sealed: changed, moved or left out")
         self.tree.add(0, leaf)
+        document = document_of(row)
+        if self.policy.covers(document):
+            self.first, self.last = self.first if self.count else index, index
+            self.count += 1
+        self._content(index, document, sealed=listed == leaf.hex())
+
+    def _content(self, index: int, document: Any, *, sealed: bool) -> None:
         try:
-            document = json.loads(row)
             kind, payload = document["kind"], document["payload"]
-            moment = datetime.fromisoformat(document["ts"])
+            if datetime.fromisoformat(document["ts"]).tzinfo is None:
+                raise ValueError  # it lies outside of whatever is asked, so it has to be told
             tenant, request_id = payload["tenant_id"], str(payload["request_id"])
-            covers = self.policy.covers(moment)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            self.report.find(Step.CONTENT, f"row {index} is no audit row")
+        except (ValueError, TypeError, KeyError):
+            if sealed:  # else it was told already
+                self.report.find_as_sealed(Step.CONTENT, f"row {index} is no audit row")
             return
         if self.tenant not in (None, tenant):
             text = f"row {index} is of another tenant than the rows before it"
-            self.report.find(Step.CONTENT, text)
+            self.report.find_as_sealed(Step.CONTENT, text)
         self.tenant = tenant
-        if covers:
-            self.first, self.last = self.first if self.count else index, index
-            self.count += 1
         self._pair(index, kind, request_id)
 
     def _pair(self, index: int, kind: str, request_id: str) -> None:
         if kind == STARTED:
             if request_id in self.opened or len(self.opened) >= MAX_OPEN:
                 text = f"row {index}: started twice, or too many without a completed row"
-                self.report.find(Step.PAIRS, text)
+                self.report.find_as_sealed(Step.PAIRS, text)
             else:
                 self.opened[request_id] = index
         elif kind == COMPLETED and self.opened.pop(request_id, None) is None:
             self.unopened += 1
             if self.manifest.first_index == 0:
                 text = f"row {index} is a completed row without a started one before it"
-                self.report.find(Step.PAIRS, text)
+                self.report.find_as_sealed(Step.PAIRS, text)
 
     def _find(self, text: str) -> None:
+        self.wrong += 1
         self.report.find(Step.ROWS, text)
 
     def check_range(self) -> None:
@@ -505,6 +535,7 @@ class Reader:
             self.report.notes.append(f"rows between them with other times: {between}")
 
     def note_pairs(self) -> None:
+        self.report.count_the_rest()
         waiting = list(self.opened.items())
         for request_id, index in waiting[:MAX_FINDINGS]:
             text = f"row {index} is a started row without a completed one in this pack"
@@ -514,6 +545,21 @@ class Reader:
         if self.unopened:
             text = f"completed rows whose started row lies before this pack: {self.unopened}"
             self.report.notes.append(text)
+
+
+def row_of(line: bytes) -> bytes:
+    """The stored bytes that a line stands for."""
+    encoded = line.removeprefix(ENCODED) if line.startswith(ENCODED) else None
+    row = None if encoded is None else _unbase64(encoded.decode(errors="replace"))
+    return line if row is None else row
+
+
+def document_of(row: bytes) -> Any:
+    """What the bytes of a row say; ``None`` where they are no JSON."""
+    try:
+        return json.loads(row)
+    except (ValueError, RecursionError):
+        return None
 
 
 # --- 5. tree --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from audit.errors import LedgerDamagedError
 from audit.ledger.folder import META
 from audit.memory.base import Entry
-from tests.sealing import OTHER, Rows, contents, files, log_of, seal
+from tests.sealing import OTHER, Rows, begin_meta, contents, files, log_of, seal
 from tests.support import TENANT
 
 pytestmark = pytest.mark.usefixtures("no_flush")
@@ -73,8 +73,7 @@ def test_a_meta_log_whose_checkpoint_was_taken_away_is_damaged(tmp_path: Path) -
 def begun_of(directory: Path) -> bytes:
     """The first checkpoint of a meta log, of no entries."""
     fresh = Rows(**{OTHER: 1})
-    fresh.entries = lambda *args: []  # type: ignore[method-assign]
-    seal(fresh, directory / "fresh")
+    begin_meta(fresh, directory / "fresh")
     note = fresh.sealed(META)
     shutil.rmtree(directory / "fresh")
     assert note is not None

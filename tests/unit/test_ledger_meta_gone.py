@@ -25,6 +25,7 @@ from tests.sealing import (
     NEIGHBOUR,
     PREFIX,
     Rows,
+    begin_meta,
     check,
     contents,
     emit,
@@ -145,8 +146,8 @@ def test_a_ledger_without_sealed_rows_needs_no_meta_log(memory: InMemory, tmp_pa
     (tmp_path / "b").mkdir()
     never_sealed(memory)
     assert check(memory, tmp_path / "b").verdict is Verdict.EMPTY
+    begin_meta(memory, tmp_path / "b")
     memory.entries = lambda *args: []  # type: ignore[method-assign]
-    seal(memory, tmp_path / "b")
     assert (tmp_path / "b" / META / "checkpoint").read_bytes() == memory.sealed(META)
     (tmp_path / "b" / "tenants").unlink()
     assert check(memory, tmp_path / "b").verdict is Verdict.EMPTY

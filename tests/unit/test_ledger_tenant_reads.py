@@ -11,9 +11,20 @@ import pytest
 
 from audit.errors import MemoryDamagedError, MemoryUnavailableError, MemoryUnsuitableError
 from audit.ledger.finding import Kind, Source, Verdict
+from audit.ledger.folder import META
 from audit.ledger.tenant_reads import SealerReads, TenantReads
 from audit.testing import InMemory
-from tests.sealing import NEIGHBOUR, check, contents, emit, log_of, make, meta_of
+from tests.sealing import (
+    NEIGHBOUR,
+    check,
+    contents,
+    emit,
+    kinds,
+    log_of,
+    make,
+    meta_of,
+    two_tenants,
+)
 from tests.support import TENANT
 
 pytestmark = pytest.mark.usefixtures("no_flush")
@@ -219,3 +230,25 @@ def test_a_memory_that_is_down_is_an_error_and_no_finding(memory: Silent, tmp_pa
     for ask in (sealer.round, lambda: check(memory, tmp_path)):
         with pytest.raises(MemoryUnavailableError, match="down"):
             ask()
+
+
+@pytest.mark.parametrize("asked", range(1, 6))
+def test_a_meta_log_that_fails_at_any_look_leaves_all_others_checked(
+    asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its traces are looked for as well, which is behind all logs."""
+    memory, looks = two_tenants(tmp_path), list[str]()
+
+    def sealed(tenant_id: str) -> bytes | None:
+        looks.extend([tenant_id] if tenant_id == META else ())
+        if tenant_id == META and len(looks) >= asked:
+            raise MemoryDamagedError("the meta log's keys are none", tenant_id=META)
+        return InMemory.sealed(memory, tenant_id)
+
+    monkeypatch.setattr(memory, "sealed", sealed)
+    report = check(memory, tmp_path)
+    assert kinds(report) == [(Kind.MALFORMED, Source.MEMORY, META)] * (asked <= len(looks))
+    assert {log.tenant: log.checked for log in report.logs if log.tenant} == {
+        NEIGHBOUR: 4,
+        TENANT: 10,
+    }

@@ -7,26 +7,38 @@ from pathlib import Path
 import pytest
 
 from audit.ledger.claims import Trust
-from audit.ledger.finding import Kind
+from audit.ledger.finding import Kind, Verdict
 from audit.ledger.folder import LedgerFolder
 from audit.ledger.sources import Sources
 from audit.ledger.verifier import verify
 from audit.testing import InMemory
-from tests.sealing import KEYS, OTHER, PREFIX, check, contents, files, log_of, make, seal
+from tests.sealing import (
+    KEYS,
+    NEIGHBOUR,
+    OTHER,
+    PREFIX,
+    check,
+    contents,
+    files,
+    log_of,
+    make,
+    seal,
+)
 from tests.support import TENANT, make_identity, refused
 
 pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 class Unlisting(InMemory):
-    """A memory whose list of tenants has lost some names."""
+    """A memory whose list of tenants has lost some names, and has others that have no rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lost: set[str] = set()
+        self.named: set[str] = set()
 
     def tenants(self) -> list[str]:
-        return [tenant for tenant in super().tenants() if tenant not in self.lost]
+        return sorted({*super().tenants(), *self.named} - self.lost)
 
 
 @pytest.fixture
@@ -127,3 +139,31 @@ def test_a_folder_that_is_no_log_is_no_alarm(memory: Unlisting, tmp_path: Path) 
     """Nobody's `lost+found` is a tenant's."""
     (tmp_path / "lost+found").mkdir()
     assert seal(memory, tmp_path).faults == {}
+
+
+def test_a_name_without_rows_gets_no_log(memory: Unlisting, tmp_path: Path) -> None:
+    """It is listed before its first row, which may have been refused: nothing is written down of
+    it, so nothing is missing. With a row it gets its log."""
+    memory.named = {NEIGHBOUR}
+    sealer = make(memory, tmp_path)
+    sealer.round()
+    assert set(LedgerFolder(tmp_path).tenants().values()) == {TENANT, OTHER}
+    assert check(memory, tmp_path).verdict is Verdict.RIGHT
+    memory.emit(refused(make_identity(tenant_id=NEIGHBOUR)))
+    sealer.round()
+    assert set(LedgerFolder(tmp_path).tenants().values()) == {TENANT, OTHER, NEIGHBOUR}
+    assert check(memory, tmp_path).verdict is Verdict.RIGHT
+
+
+def test_a_name_without_rows_that_has_a_log_is_written_down(
+    memory: Unlisting, tmp_path: Path
+) -> None:
+    """Its keys were taken away, and its line: that is damage of that log, and told as such."""
+    seal(memory, tmp_path)
+    memory.named = {OTHER}
+    memory._rows = [row for row in memory._rows if row.tenant_id != OTHER]
+    del memory._sealed[OTHER], memory._last[OTHER]
+    LedgerFolder(tmp_path).put_tenants({log_of(TENANT): TENANT})
+    faults = seal(memory, tmp_path).faults
+    assert "the memory knows none" in str(faults[log_of(OTHER)])
+    assert LedgerFolder(tmp_path).tenants()[log_of(OTHER)] == OTHER

@@ -360,14 +360,16 @@ def test_a_second_row_of_its_kind_is_named(tmp_path: Path, which: int) -> None:
 
 
 def test_sealed_bytes_that_are_no_row_are_malformed(tmp_path: Path) -> None:
-    """Hash and signature hold, and still it is none."""
-    memory = PlainMemory({TENANT: [PlainEntry("1-0", b"junk"), PlainEntry("2-0", b"{}")]})
-    ledger = PlainLedger(tmp_path / "a", memory, SIGNER)
-    ledger.round({TENANT: 2})
+    """Hash and signature hold, and still it is none; neither is what has no bytes."""
+    entries = [b"junk", b"{}", b""]
+    rows = [PlainEntry(f"{n}-0", entry) for n, entry in enumerate(entries, start=1)]
+    ledger = PlainLedger(tmp_path / "a", PlainMemory({TENANT: rows}), SIGNER)
+    ledger.round({TENANT: 3})
     ledger.finish()
-    assert [k[:1] + k[2:3] for k in kinds(check(ledger, memory=False))] == [
-        (Kind.MALFORMED, 0), (Kind.MALFORMED, 1),
-    ]  # fmt: skip
+    for sides in ({}, {"files": False}, {"memory": False}):
+        assert [k[:1] + k[2:3] for k in kinds(check(ledger, **sides))] == [
+            (Kind.MALFORMED, 0), (Kind.MALFORMED, 1), (Kind.MALFORMED, 2),
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("end", [0, 5, 300])
