@@ -153,7 +153,7 @@ class Reconciler:
         self._told = faults
         self._faulty_since = {tenant_id: before.get(tenant_id, now) for tenant_id in faults}
         damaged = tuple(chain.from_iterable(one.damaged for one in found))
-        self._report(damaged)
+        self._report(damaged, now)
         rows = tuple(chain.from_iterable(one.rows for one in found))
         return Open(rows=rows, total=sum(one.total for one in found), damaged=damaged)
 
@@ -167,9 +167,9 @@ class Reconciler:
             return Open(rows=rows, total=len(rows))
         return self._memory.open_page(tenant_id, MOST_BESIDE_DAMAGE)
 
-    def _report(self, damaged: Iterable[Damaged]) -> None:
+    def _report(self, damaged: Iterable[Damaged], now: float) -> None:
         """Once of each, for as long as it is open."""
-        now, before = self._clock(), self._damaged_since
+        before = self._damaged_since
         self._damaged_since = {place: before.get(place, now) for place in damaged}
         for place in self._damaged_since.keys() - before.keys():
             logger.critical(

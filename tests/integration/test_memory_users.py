@@ -132,8 +132,7 @@ def test_a_worker_can_run_skills(server: Server) -> None:
         assert memory.lived_ms(next(memory.rows()), "w1") >= 0
         assert memory.store_time()
         assert memory.last_position(TENANT)
-        url = f"{server.url('worker')}?durability=always"
-        for probe in store_probes(memory, url, 10.0):
+        for probe in store_probes(memory, 10.0):
             assert probe.look().level is Level.OK or probe.name == "keeper"
 
 
@@ -156,7 +155,7 @@ def test_a_keeper_can_close_seal_and_trim(server: Server) -> None:
         memory.give_up("keeper", "k1")
         read_all(memory)
         assert writes(memory).level is Level.OK
-        assert durability(memory, server.url("keeper") + "?durability=always").level is Level.OK
+        assert durability(memory).level is Level.OK
 
 
 @pytest.mark.parametrize("user", ["flower", "gateway"])
@@ -180,7 +179,7 @@ def test_flower_has_the_rights_that_its_page_names() -> None:
 def test_the_doctor_says_what_a_user_lacks(server: Server) -> None:
     """Where its user may not write, the doctor's line and its advice say that it is the rights."""
     with closing(open_memory(server.url("flower"), timeout=5.0)) as memory:
-        probes = store_probes(memory, server.url("flower"), 10.0)
+        probes = store_probes(memory, 10.0)
         (probe,) = (one for one in probes if one.name == "writes")
         with pytest.raises(MemoryUnavailableError, match="permissions"):
             probe.look()

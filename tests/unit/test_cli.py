@@ -105,14 +105,14 @@ def identity(number: int, **changes: Any) -> Identity:
 
 
 def started(number: int, *, ago: float = 60, **changes: Any) -> AuditRow:
-    ts = timestamp(NOW - timedelta(seconds=ago))
+    ts = timestamp(datetime.now(UTC) - timedelta(seconds=ago))
     return at(2 * number, skill_invoked_started(identity(number, **changes), HASH, ts=ts))
 
 
 def completed(
     number: int, reason: Reason = Reason.RETURNED, *, ago: float = 30, **changes: Any
 ) -> AuditRow:
-    ts = timestamp(NOW - timedelta(seconds=ago))
+    ts = timestamp(datetime.now(UTC) - timedelta(seconds=ago))
     row = skill_invoked_completed(
         identity(number, **changes), make_ending(reason, "ValueError: boom"), 7, ts=ts
     )
@@ -201,7 +201,7 @@ def test_list_filters(memory: FakeMemory, options: list[str], expected: list[str
         started(2, ago=7300, tenant_id=OTHER),
         completed(2, Reason.WORKER_LOST, ago=5000, tenant_id=OTHER),
         started(3, skill_id="ops.other", caller_persona="cmo@1"),
-        at(8, skill_invoked_refused(identity(4), Refusal.BAD_ARGUMENTS, ts=timestamp(NOW))),
+        at(8, skill_invoked_refused(identity(4), Refusal.BAD_ARGUMENTS, ts=timestamp(datetime.now(UTC)))),
     ]
     assert requests(run("list", *options)) == expected
 

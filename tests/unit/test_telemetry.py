@@ -48,7 +48,10 @@ def test_a_collector_that_is_away_holds_no_ending_process(
     threads: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Metrics and spans together take no longer than the one limit: children are recycled on."""
+    """Metrics and spans together take no longer than the one limit: children are recycled on.
+
+    Without it they take half a minute and more; in between lies what a busy machine adds.
+    """
     with collector() as url:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         provider = meters([pushing_reader(threads=threads)], resource_of("child", "w"))
@@ -58,7 +61,7 @@ def test_a_collector_that_is_away_holds_no_ending_process(
         tracers.get_tracer("t").start_span("s").end()
         began = time.monotonic()
         end([provider, tracers])
-        assert time.monotonic() - began < LAST_SECONDS + 1
+        assert time.monotonic() - began < LAST_SECONDS + 10
 
 
 def test_an_ending_process_exports_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +109,7 @@ def test_a_collector_that_is_away_holds_no_ending_main_process(
         began = time.monotonic()
         main.end()
         metrics.bind(api.NoOpMeterProvider())
-        assert time.monotonic() - began < LAST_SECONDS + 1
+        assert time.monotonic() - began < LAST_SECONDS + 10
 
 
 def test_a_worker_exports_until_its_lease_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
