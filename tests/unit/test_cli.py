@@ -201,7 +201,12 @@ def test_list_filters(memory: FakeMemory, options: list[str], expected: list[str
         started(2, ago=7300, tenant_id=OTHER),
         completed(2, Reason.WORKER_LOST, ago=5000, tenant_id=OTHER),
         started(3, skill_id="ops.other", caller_persona="cmo@1"),
-        at(8, skill_invoked_refused(identity(4), Refusal.BAD_ARGUMENTS, ts=timestamp(datetime.now(UTC)))),
+        at(
+            8,
+            skill_invoked_refused(
+                identity(4), Refusal.BAD_ARGUMENTS, ts=timestamp(datetime.now(UTC))
+            ),
+        ),
     ]
     assert requests(run("list", *options)) == expected
 

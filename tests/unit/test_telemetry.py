@@ -50,7 +50,7 @@ def test_a_collector_that_is_away_holds_no_ending_process(
 ) -> None:
     """Metrics and spans together take no longer than the one limit: children are recycled on.
 
-    Without it they take half a minute and more; in between lies what a busy machine adds.
+    The seconds beyond it are what a busy machine adds.
     """
     with collector() as url:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
