@@ -8,25 +8,24 @@ waiting is ours: short, and at random.
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import BigInteger, func
+from sqlalchemy import BigInteger, bindparam
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from audit.errors import MemoryUnavailableError, MemoryUnsuitableError
 from audit.memory.base import Hold, Once
 from audit.memory.sql.emitted import Emitted
-from audit.memory.sql.memory import SqlMemory, check_swap
+from audit.memory.sql.memory import SEEN_FOR, SqlMemory, check_swap
 from audit.memory.sql.schema import VERSION, ddl
-from audit.memory.sql.tables import written
+from audit.memory.sql.sqlite_lines import Line, Lines
+from audit.memory.sql.tables import in_microseconds, written
 from audit.memory.sql.url import parse_sqlite
 from audit.row import AuditRow
 
@@ -60,9 +59,10 @@ class SqliteMemory(SqlMemory):
     ) -> None:
         path, self._durable = parse_sqlite(url)
         self._path = Path(path).absolute()
-        super().__init__(None, func.audit_now(type_=BigInteger()), pause)
-        self._timeout = timeout
-        self._local = threading.local()
+        # Not a function of SQLite's that calls ours: what a signal raises in there would be lost.
+        now: Any = bindparam("now", callable_=_now, type_=BigInteger())
+        super().__init__(None, now, timeout, pause)
+        self._lines = Lines(self._path, self._prepare)
 
     @property
     def name(self) -> str:
@@ -73,14 +73,11 @@ class SqliteMemory(SqlMemory):
         return "always" if self._durable else "server"
 
     def check(self) -> None:
-        with self._errors_of_ours():
-            self._connection(self._deadline())
+        with self._errors_of_ours(), self._lines.taken(self._deadline()):
+            pass
 
     def close(self) -> None:
-        connection = getattr(self._local, "connection", None)
-        if connection is not None and self._local.owner == os.getpid():
-            connection.close()
-        self._local.connection = None
+        self._lines.close()
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -88,16 +85,14 @@ class SqliteMemory(SqlMemory):
         emitted = Emitted.of(row, once, hold)
         return self._write(lambda connection: _Step(connection, emitted).word())
 
-    def hold_lease(self, worker: str, seconds: float) -> None:
+    def _renew(self, worker: str, seconds: float, deadline: float) -> None:
         now = _now()
-        lease = (written(worker), now + _microseconds(seconds), now)
+        lease = (written(worker), now + in_microseconds(seconds), now)
+        renewed = "INSERT OR REPLACE INTO audit_leases VALUES (?, ?, ?)"
+        self._write(lambda connection: connection.execute(renewed, lease), deadline)
 
-        def take(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT OR REPLACE INTO audit_leases VALUES (?, ?, ?)", lease)
-            for table in ("audit_tokens", "audit_ticks"):
-                connection.execute(f"DELETE FROM {table} WHERE until < ?", (now,))  # noqa: S608
-
-        self._write(take)
+    def _forget(self, most: int, deadline: float) -> int:
+        return self._write(lambda connection: _forget(connection, _now(), most), deadline)
 
     def drop_lease(self, worker: str) -> None:
         dropped = "UPDATE audit_leases SET until = 0 WHERE worker = ?"
@@ -105,7 +100,7 @@ class SqliteMemory(SqlMemory):
 
     def lead(self, role: str, holder: str, seconds: float) -> bool:
         now = _now()
-        leader = (written(role), written(holder), now + _microseconds(seconds), now)
+        leader = (written(role), written(holder), now + in_microseconds(seconds), now)
         led = """
             INSERT INTO audit_leaders AS l VALUES (?1, ?2, ?3)
             ON CONFLICT (role) DO UPDATE SET holder = excluded.holder, until = excluded.until
@@ -143,26 +138,19 @@ class SqliteMemory(SqlMemory):
     def _ask(self, query: Any) -> Sequence[Any]:
         compiled = query.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
         deadline = self._deadline()
-        with self._errors_of_ours():
-            connection = self._connection(deadline)
+        with self._errors_of_ours(), self._lines.taken(deadline) as line:
             return self._patiently(
-                lambda: connection.execute(str(compiled), compiled.params).fetchall(), deadline
+                lambda: line.execute(str(compiled), compiled.params).fetchall(), deadline
             )
 
-    def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _write(self, work: Callable[[sqlite3.Connection], _T], deadline: float | None = None) -> _T:
         """Do ``work`` as the one writer, in a transaction; nothing of it stays where it fails."""
-        deadline, doubt = self._deadline(), [False]
-        with self._errors_of_ours(doubt):
-            connection = self._connection(deadline)
-            self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"), deadline)
-            try:
-                done = work(connection)
-                doubt[0] = True
-                connection.execute("COMMIT")
-            except BaseException:
-                # A signal may have struck anywhere: another connection knows nothing of this one.
-                self.close()
-                raise
+        deadline, doubt = deadline or self._deadline(), [False]
+        with self._errors_of_ours(doubt), self._lines.taken(deadline) as line:
+            self._patiently(lambda: line.execute("BEGIN IMMEDIATE"), deadline)
+            done = work(line)
+            doubt[0] = True
+            line.execute("COMMIT")
             return done
 
     def _patiently(self, step: Callable[[], _T], deadline: float) -> _T:
@@ -171,36 +159,18 @@ class SqliteMemory(SqlMemory):
             try:
                 return step()
             except sqlite3.OperationalError as error:
-                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                # Python's own errors have no code.
+                busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
                 if not busy or time.monotonic() >= deadline:
                     raise
             self._pause(random.uniform(*RETRY))  # noqa: S311
 
-    def _deadline(self) -> float:
-        return time.monotonic() + self._timeout
-
     # --- connections --------------------------------------------------------------------------
 
-    def _connection(self, deadline: float) -> sqlite3.Connection:
-        """This thread's own, of this process."""
-        local = self._local
-        if getattr(local, "connection", None) is None or local.owner != os.getpid():
-            local.connection, local.owner = self._connect(deadline), os.getpid()
-        made: sqlite3.Connection = local.connection
-        return made
+    def _prepare(self, made: Line, deadline: float) -> None:
+        self._patiently(lambda: self._set(made), deadline)
 
-    def _connect(self, deadline: float) -> sqlite3.Connection:
-        made = sqlite3.connect(self._path, timeout=0, isolation_level=None)
-        try:
-            made.row_factory = _named
-            made.create_function("audit_now", 0, _now)
-            self._patiently(lambda: self._prepare(made), deadline)
-        except BaseException:
-            made.close()
-            raise
-        return made
-
-    def _prepare(self, made: sqlite3.Connection) -> None:
+    def _set(self, made: Line) -> None:
         """The tables are made where there are none: a file of its own has no other owner."""
         made.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
         if made.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
@@ -363,7 +333,8 @@ class _Step:
             ON CONFLICT DO UPDATE SET holder = excluded.holder, until = excluded.until
             WHERE t.until <= ?5 OR t.holder = excluded.holder
             """,
-            self._emitted.tenant_id, hold.token, hold.holder, now + hold.seconds * 1_000_000, now,
+            self._emitted.tenant_id, written(hold.token), written(hold.holder),
+            now + in_microseconds(hold.seconds), now,
         )  # fmt: skip
         return bool(taken.rowcount)
 
@@ -371,12 +342,12 @@ class _Step:
         once = self._emitted.once
         if once is None:
             return False
-        now, key = _now(), (self._emitted.tenant_id, once.token)
+        now, key = _now(), (self._emitted.tenant_id, written(once.token))
         found = self._execute(
             "SELECT until FROM audit_tokens WHERE tenant_id = ? AND token = ?", *key
         ).fetchone()
         seen = found is not None and found.until > now
-        until = max(now + once.seconds * 1_000_000, found.until if seen else 0)
+        until = max(now + in_microseconds(once.seconds), found.until if seen else 0)
         self._execute("INSERT OR REPLACE INTO audit_tokens VALUES (?, ?, ?, ?)", *key, now, until)
         return seen
 
@@ -435,22 +406,18 @@ def _trim(connection: sqlite3.Connection, tenant: str, before: tuple[int, int], 
     return len(gone)
 
 
-class _Named(tuple[Any, ...]):
-    """A line of a result, whose values have their columns' names."""
-
-    names: tuple[str, ...]
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[self.names.index(name)]
-        except ValueError:
-            raise AttributeError(name) from None
-
-
-def _named(cursor: sqlite3.Cursor, line: tuple[Any, ...]) -> _Named:
-    made = _Named(line)
-    made.names = tuple(column[0] for column in cursor.description)
-    return made
+def _forget(connection: sqlite3.Connection, now: int, most: int) -> int:
+    """Remove at most so many tokens and ticks that have run out; how many of the more numerous."""
+    gone = [
+        connection.execute(
+            f"DELETE FROM {table} WHERE (tenant_id, token) IN (SELECT tenant_id, token"  # noqa: S608
+            f" FROM {table} WHERE until < ? ORDER BY until LIMIT ?)",
+            (now, most),
+        ).rowcount
+        for table in ("audit_tokens", "audit_ticks")
+    ]
+    connection.execute("DELETE FROM audit_leases WHERE max(seen, until) < ?", (now - SEEN_FOR,))
+    return max(gone)
 
 
 def _statements(text: str) -> Iterator[str]:
@@ -474,7 +441,3 @@ def _reworded(stored: bytes, words: tuple[bytes, bytes]) -> bytes:
 
 def _now() -> int:
     return time.time_ns() // 1_000
-
-
-def _microseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1_000_000))
