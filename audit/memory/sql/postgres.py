@@ -66,6 +66,9 @@ class _Connection(psycopg.Connection[Any]):
 
     deadline = 0.0
 
+    def __del__(self, *_: Any) -> None:
+        """No warning: libpq's part closes itself, though only in the process that opened it."""
+
     def wait(self, gen: Any, interval: float = _INTERVAL, timeout: float | None = None) -> Any:
         left = self.deadline - time.monotonic()
         if left <= 0:

@@ -53,7 +53,7 @@ def parse_postgres(url: str) -> PostgresUrl:
     if not _SCHEMA.fullmatch(schema):
         raise MemoryUrlError("memory URL: schema must be lower-case letters, digits and _")
     durable = _durability(query.pop("durability", "server"))
-    place = {name: query[name] for name in _PLACE if name in query}
+    place = {str(name): query[name] for name in _PLACE if name in query}
     user, _, host = parts.netloc.rpartition("@")
     if not all(map(_HOSTS.fullmatch, host.split(","))):
         # What stands there may be a password.
