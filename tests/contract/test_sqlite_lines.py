@@ -125,7 +125,7 @@ def test_an_interrupted_write_holds_nobody_up(
         if at == "BEGIN":
             patch.setattr(memory, "_patiently", then_struck)
         else:
-            patch.setattr("audit.memory.sql.sqlite._digest", struck)
+            patch.setattr("audit.memory.sql.sqlite_steps._digest", struck)
         with pytest.raises(Struck):
             memory.emit(row)
     other = open_memory(sqlite_url, timeout=1)
@@ -230,3 +230,23 @@ def test_forks_of_many_threads_do_not_hang(sqlite_url: str) -> None:
     stored = {row.request_id for row in memory.rows()}
     memory.close()
     assert stored >= {row.request_id for row in rows}
+
+
+def test_the_log_of_writes_becomes_short_again(
+    memory: SqliteMemory, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who reads holds it up, but no row; afterwards the next row shortens it."""
+    monkeypatch.setattr("audit.memory.sql.sqlite.LONG_WAL", 100_000)
+    memory.emit(started(make_identity()))
+    wal = Path(f"{path_of(sqlite_url)}-wal")
+    with sqlite3.connect(path_of(sqlite_url)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM audit_rows").fetchall()
+        while wal.stat().st_size < 200_000:
+            memory._shorten_at = 0.0
+            memory.emit(started(make_identity()))
+        reader.execute("COMMIT")
+    reader.close()
+    memory._shorten_at = 0.0
+    memory.emit(started(make_identity()))
+    assert wal.stat().st_size == 0

@@ -49,8 +49,9 @@ class Lines:
         self._path = path
         self._prepare = prepare
         self._idle: deque[Line] = deque()
-        _EVERY.add(self)
         _watch_forks()
+        with _FORKING:
+            _EVERY.add(self)
 
     @contextmanager
     def taken(self, deadline: float) -> Iterator[Line]:
@@ -152,6 +153,14 @@ def _file(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def size_of(path: str) -> int:
+    """Of a file in bytes; 0 where there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 class _Named(tuple[Any, ...]):
