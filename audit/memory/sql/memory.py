@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement
 
-from audit.errors import RowRefusedError
+from audit.errors import AuditMemoryError, RowRefusedError
 from audit.memory.base import (
     AuditMemory,
     Entry,
@@ -32,6 +33,12 @@ from audit.row import AuditRow
 
 #: Rows that one step trims: writers wait for that long at most, where they wait at all.
 TRIM_PAGE: Final = 1_000
+#: Tokens and ticks that one step forgets, and such steps at each renewal of a lease.
+FORGET_PAGE: Final = 1_000
+FORGET_PAGES: Final = 10
+#: Microseconds for which the last sign of life of a worker is kept, 30 days: as long as in Redis.
+SEEN_FOR: Final = 30 * 24 * 3_600_000_000
+_GREATEST: Final = 2**63 - 1
 
 _REFUSALS: Final = {
     "no_started_row": RowRefusal.NO_STARTED_ROW,
@@ -48,6 +55,7 @@ class SqlMemory(AuditMemory):
     Args:
         settled: what is true of rows before which none can come any more; ``None``: of all.
         now: the database's time in microseconds.
+        timeout: seconds any call may take in all.
         pause: waits so many seconds.
     """
 
@@ -55,8 +63,10 @@ class SqlMemory(AuditMemory):
         self,
         settled: ColumnElement[bool] | None,
         now: ColumnElement[int],
+        timeout: float,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        self._timeout = timeout
         self._pause = pause
         self._reading = Reading(self._ask, settled, now)
 
@@ -72,11 +82,34 @@ class SqlMemory(AuditMemory):
     def _trim_page(self, tenant_id: str, before: tuple[int, int], most: int) -> int:
         """Trim at most so many rows in one step; how many went."""
 
+    @abstractmethod
+    def _renew(self, worker: str, seconds: float, deadline: float) -> None:
+        """Take or renew a lease."""
+
+    @abstractmethod
+    def _forget(self, most: int, deadline: float) -> int:
+        """Remove what has run out, at most so many of a kind in one step; how many of one kind."""
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout
+
     def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         word = self._store(row, once, hold)
         if word in _REFUSALS:
             raise RowRefusedError(_REFUSALS[word].value, row.request_id)
         return Stored(word)
+
+    def hold_lease(self, worker: str, seconds: float) -> None:
+        """Whoever starts invocations also sweeps up behind them, in the time that is left."""
+        deadline = self._deadline()
+        self._renew(worker, seconds, deadline)
+        with suppress(AuditMemoryError):  # the lease is held; the next renewal sweeps again
+            for _ in range(FORGET_PAGES):
+                if (
+                    time.monotonic() >= deadline
+                    or self._forget(FORGET_PAGE, deadline) < FORGET_PAGE
+                ):
+                    return
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -160,7 +193,8 @@ class SqlMemory(AuditMemory):
         return position
 
     def trim(self, tenant_id: str, before: str) -> int:
-        end, total = order_of(before), 0
+        turn, minor = order_of(before)
+        end, total = (min(turn, _GREATEST), min(minor, _GREATEST)), 0
         while True:
             removed = self._trim_page(tenant_id, end, TRIM_PAGE)
             total += removed

@@ -66,8 +66,14 @@ def migrate(
 
 def _migrate(connection: psycopg.Connection[Any], schema: str) -> list[str]:
     named = sql.Identifier(schema)
-    connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(named))
-    connection.execute(sql.SQL("SET LOCAL search_path = {}").format(named))
+    # IF NOT EXISTS wants the right to create one all the same.
+    if not connection.execute(
+        "SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)
+    ).fetchone():
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(named))
+    # The functions keep this path. Temporary tables come first unless it names them: a role could
+    # put one of its own in the place of ours, and have its triggers run with the owner's rights.
+    connection.execute(sql.SQL("SET LOCAL search_path = {}, pg_temp").format(named))
     try:
         with connection.transaction():
             found = connection.execute("SELECT version FROM audit_settings").fetchone()

@@ -24,9 +24,9 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from audit.errors import MemoryUnavailableError, MemoryUnsuitableError, MemoryUrlError
 from audit.memory.base import Hold, Once
 from audit.memory.sql.emitted import Emitted
-from audit.memory.sql.memory import SqlMemory, check_swap
+from audit.memory.sql.memory import SEEN_FOR, SqlMemory, check_swap
 from audit.memory.sql.schema import VERSION
-from audit.memory.sql.tables import ROWS, written
+from audit.memory.sql.tables import FOR_EVER, ROWS, in_microseconds, written
 from audit.memory.sql.url import PostgresUrl, parse_postgres
 from audit.row import AuditRow
 
@@ -37,12 +37,17 @@ PAUSES: Final = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 _INTERVAL: Final = 0.1
 
 _DIALECT: Final[Any] = PGDialect_psycopg()  # type: ignore[no-untyped-call]
+#: What a session of ours needs. Set, not asked for at the start: PgBouncer takes no options there.
+_SET: Final = """
+SELECT set_config('search_path', %s, false), set_config('statement_timeout', %s, false),
+  set_config('synchronous_commit', coalesce(%s, current_setting('synchronous_commit')), false)
+"""
 _EMIT: Final = f"SELECT audit_emit({', '.join(['%s'] * 17)})"
 _JUDGE: Final = """
 SELECT version, ahead + pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
   (SELECT turn FROM audit_rows ORDER BY turn DESC LIMIT 1),
   current_setting('fsync'), current_setting('full_page_writes'),
-  current_setting('synchronous_commit')
+  current_setting('synchronous_commit'), current_setting('server_encoding')
 FROM audit_settings
 """
 _HOLD: Final = """
@@ -61,11 +66,16 @@ class _Connection(psycopg.Connection[Any]):
 
     deadline = 0.0
 
+    def __del__(self, *_: Any) -> None:
+        """No warning: libpq's part closes itself, though only in the process that opened it."""
+
     def wait(self, gen: Any, interval: float = _INTERVAL, timeout: float | None = None) -> Any:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise errors.ConnectionTimeout("no answer within the deadline")
-        return super().wait(gen, interval=interval, timeout=left)
+        # Not psycopg's own, which after a Ctrl-C waits for the server to cancel: 10 seconds, if it
+        # stands still. This connection is closed in any case.
+        return waiting.wait(gen, self.pgconn.socket, interval=interval, timeout=left)
 
     @classmethod
     def open(cls, conninfo: str, deadline: float) -> _Connection:
@@ -102,19 +112,20 @@ class PostgresMemory(SqlMemory):
         super().__init__(
             ROWS.c.turn < func.audit_horizon(type_=BigInteger()),
             func.audit_now(type_=BigInteger()),
+            timeout,
             pause,
         )
         self._url: PostgresUrl = parse_postgres(url)
-        self._timeout = timeout
         self._owner = os.getpid()
         self._idle: deque[_Connection] = deque()
         try:
-            # Without a host libpq would take the environment's; with options, somebody else's path.
-            self._conninfo = make_conninfo(
-                self._url.conninfo, options=f"-c search_path={self._url.schema}"
-            )
-        except psycopg.Error as error:
-            raise MemoryUrlError(f"memory URL {self._url.shown}: {error}") from None
+            self._conninfo = make_conninfo(self._url.conninfo, client_encoding="UTF8")
+        except psycopg.Error:
+            # libpq repeats what it does not understand, which may be a password.
+            raise MemoryUrlError(
+                f"memory URL {self._url.shown}: libpq does not understand it; in user and password"
+                " % and spaces are written %25 and %20, and parameters are its own or ours"
+            ) from None
 
     @property
     def name(self) -> str:
@@ -129,10 +140,8 @@ class PostgresMemory(SqlMemory):
             self._give_back(self._connect(self._deadline()))
 
     def close(self) -> None:
-        while self._idle:
-            connection = self._idle.popleft()
-            if self._owner == os.getpid():
-                connection.close()
+        if self._owner == os.getpid():
+            self._drop_idle()
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -141,19 +150,24 @@ class PostgresMemory(SqlMemory):
         arguments = (
             emitted.action, emitted.tenant_id, emitted.request_id, emitted.stored,
             *emitted.columns, emitted.dead,
-            once and once.token, once and once.seconds,
-            hold and hold.token, hold and hold.holder, hold and hold.seconds,
+            once and written(once.token), once and min(once.seconds, FOR_EVER),
+            hold and written(hold.token), hold and written(hold.holder),
+            hold and min(hold.seconds, FOR_EVER),
         )  # fmt: skip
         return str(self._insist(_EMIT, arguments)[0][0])
 
-    def hold_lease(self, worker: str, seconds: float) -> None:
-        self._insist(_HOLD, (written(worker), _microseconds(seconds)))
+    def _renew(self, worker: str, seconds: float, deadline: float) -> None:
+        self._insist(_HOLD, (written(worker), in_microseconds(seconds)), deadline=deadline)
+
+    def _forget(self, most: int, deadline: float) -> int:
+        statement = "SELECT audit_forget(%s, audit_now() - %s)"
+        return int(self._insist(statement, (most, SEEN_FOR), deadline=deadline)[0][0])
 
     def drop_lease(self, worker: str) -> None:
         self._insist("UPDATE audit_leases SET until = 0 WHERE worker = %s", (written(worker),))
 
     def lead(self, role: str, holder: str, seconds: float) -> bool:
-        arguments = (written(role), written(holder), _microseconds(seconds))
+        arguments = (written(role), written(holder), in_microseconds(seconds))
         return bool(self._insist(_LEAD, arguments))
 
     def give_up(self, role: str, holder: str) -> None:
@@ -177,18 +191,21 @@ class PostgresMemory(SqlMemory):
         compiled = query.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
         return self._insist(str(compiled), compiled.params, named=True)
 
-    def _insist(self, statement: str, arguments: Any, *, named: bool = False) -> list[Any]:
+    def _insist(
+        self, statement: str, arguments: Any, *, named: bool = False, deadline: float | None = None
+    ) -> list[Any]:
         """Done again until it succeeds or the deadline is over: for what is idempotent."""
-        deadline, pauses, doubt = self._deadline(), iter(PAUSES), [False]
+        deadline, pauses, doubt = deadline or self._deadline(), iter(PAUSES), [False]
         with self._errors_of_ours(doubt):
             while True:
                 try:
                     return self._try(statement, arguments, deadline, doubt, named=named)
-                except (psycopg.OperationalError, errors.SerializationFailure):
+                except psycopg.OperationalError as error:
                     pause = next(pauses, PAUSES[-1])
                     if time.monotonic() + pause >= deadline:
                         raise
-                    self._drop_idle()
+                    if not _is_rivalry(error):
+                        self._drop_idle()
                     self._pause(pause)
 
     def _once(self, statement: str, arguments: Any) -> list[Any]:
@@ -214,7 +231,10 @@ class PostgresMemory(SqlMemory):
         except psycopg.Error as error:
             # Where the server said no, it has rolled back; where it said nothing, nobody knows.
             doubt[0] |= error.sqlstate is None
-            connection.close()
+            if _is_rivalry(error) and not connection.closed:
+                self._give_back(connection)
+            else:
+                connection.close()
             raise
         except BaseException:
             # A signal may have struck between request and reply.
@@ -225,9 +245,6 @@ class PostgresMemory(SqlMemory):
         return found
 
     # --- connections --------------------------------------------------------------------------
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self._timeout
 
     def _take(self, deadline: float) -> _Connection:
         if self._owner != os.getpid():
@@ -248,17 +265,16 @@ class PostgresMemory(SqlMemory):
             connection.close()
 
     def _drop_idle(self) -> None:
-        while self._idle:
-            with suppress(IndexError):
+        with suppress(IndexError):  # another thread may take the last one first
+            while True:
                 self._idle.popleft().close()
 
     def _connect(self, deadline: float) -> _Connection:
         connection = _Connection.open(self._conninfo, deadline)
         try:
             milliseconds = max(1, round(self._timeout * 1000))
-            connection.execute(f"SET statement_timeout = {milliseconds}")
-            if self._url.durable:
-                connection.execute("SET synchronous_commit = on")
+            path, commit = f'"{self._url.schema}", pg_temp', "on" if self._url.durable else None
+            connection.execute(_SET, (path, str(milliseconds), commit))
             self._judge(connection)
         except BaseException:
             connection.close()
@@ -274,7 +290,7 @@ class PostgresMemory(SqlMemory):
             ) from None
         if found is None:
             raise MemoryUnsuitableError(f"the memory {self._url.shown} does not say its version")
-        version, next_turn, newest, fsync, whole_pages, committing = found
+        version, next_turn, newest, fsync, whole_pages, committing, encoding = found
         if version != VERSION:
             raise MemoryUnsuitableError(
                 f"the memory {self._url.shown} has tables of version {version}, and this is for"
@@ -291,6 +307,12 @@ class PostgresMemory(SqlMemory):
                 " and synchronous_commit to on"
             )
 
+        if encoding != "UTF8":
+            raise MemoryUnsuitableError(
+                f"the memory's database has the encoding {encoding}, which cannot hold every row:"
+                " use one that was made with ENCODING 'UTF8'"
+            )
+
     @contextmanager
     def _errors_of_ours(self, doubt: Sequence[bool] = (False,)) -> Iterator[None]:
         try:
@@ -304,10 +326,11 @@ class PostgresMemory(SqlMemory):
             ) from error
 
 
+def _is_rivalry(error: psycopg.Error) -> bool:
+    """Somebody else got ahead, and the server has rolled back: nothing is wrong with anything."""
+    return (error.sqlstate or "").startswith("40")
+
+
 def _told(error: Exception) -> str:
     """The first line: behind it libpq repeats statements, and what was in them."""
     return str(error).strip().partition("\n")[0]
-
-
-def _microseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1_000_000))

@@ -56,7 +56,8 @@ CREATE INDEX audit_invocations_open ON audit_invocations (tenant_id, turn, minor
 CREATE TABLE audit_tokens (
   tenant_id  text NOT NULL,
   token      text NOT NULL,
-  since      bigint NOT NULL,
+  -- Of the transaction that started first under it: two may start in the same microsecond.
+  turn       bigint NOT NULL,
   until      bigint NOT NULL,
   PRIMARY KEY (tenant_id, token)
 );
@@ -138,10 +139,9 @@ DECLARE
   now_ bigint := audit_now();
   turn_ bigint;
   slot_ integer;
-  seen_since bigint;
+  seen_turn bigint;
   taken_by text;
   seen boolean := false;
-  late_bytes bytea;
   answer text := 'new';
 BEGIN
   IF what = 'completed' OR what = 'settled' THEN
@@ -179,12 +179,13 @@ BEGIN
         IF NOT FOUND THEN RETURN 'tick_taken'; END IF;
       END IF;
       IF token IS NOT NULL THEN
-        INSERT INTO audit_tokens AS t VALUES (tenant, token, now_, now_ + remembered * 1000000)
+        SELECT ahead + pg_current_xact_id()::text::bigint INTO STRICT turn_ FROM audit_settings;
+        INSERT INTO audit_tokens AS t VALUES (tenant, token, turn_, now_ + remembered * 1000000)
           ON CONFLICT ON CONSTRAINT audit_tokens_pkey DO UPDATE
-          SET since = CASE WHEN t.until > audit_now() THEN t.since ELSE excluded.since END,
+          SET turn = CASE WHEN t.until > audit_now() THEN t.turn ELSE excluded.turn END,
               until = greatest(t.until, excluded.until)
-          RETURNING t.since INTO seen_since;
-        seen := seen_since <> now_;
+          RETURNING t.turn INTO seen_turn;
+        seen := seen_turn <> turn_;
         IF seen THEN
           bytes := audit_as_replay(bytes);
           answer := 'replayed';
@@ -268,6 +269,9 @@ DECLARE
   newest record;
   horizon bigint := audit_horizon();
 BEGIN
+  -- Two trims at once: the second goes on where the first has stopped.
+  INSERT INTO audit_logs (tenant_id) VALUES (tenant) ON CONFLICT DO NOTHING;
+  PERFORM 1 FROM audit_logs l WHERE l.tenant_id = tenant FOR UPDATE;
   SELECT i.turn, i.minor INTO newest FROM audit_invocations i
     WHERE i.tenant_id = tenant AND i.state = 'o' ORDER BY i.turn, i.minor LIMIT 1;
   IF FOUND AND (newest.turn, newest.minor) < (before_turn, before_minor) THEN
@@ -276,7 +280,7 @@ BEGIN
   END IF;
   IF horizon < before_turn THEN before_turn := horizon; before_minor := 0; END IF;
 
-  SELECT r.turn, r.minor INTO newest FROM audit_rows r WHERE r.tenant_id = tenant
+  SELECT r.turn, r.minor INTO newest FROM audit_rows r WHERE r.tenant_id = tenant AND r.turn < horizon
     ORDER BY r.turn DESC, r.minor DESC LIMIT 1;
   PERFORM set_config('audit.trimming', 'on', true);
   WITH gone AS (
@@ -296,4 +300,31 @@ BEGIN
       SET trimmed = excluded.trimmed, last_position = excluded.last_position;
   END IF;
   RETURN count_;
+END $$;
+
+-- Removes at most MOST tokens and as many ticks that have run out, and what is known of workers that have been
+-- gone since SEEN_BEFORE; how many tokens or ticks went, whichever were more. What an emit has in hand is left
+-- to the next call, so that neither waits for the other for longer than the removal takes.
+CREATE FUNCTION audit_forget(most integer, seen_before bigint)
+RETURNS integer LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+  now_ bigint := audit_now();
+  tokens integer;
+  ticks integer;
+BEGIN
+  DELETE FROM audit_tokens t USING (
+    SELECT o.tenant_id, o.token FROM audit_tokens o WHERE o.until < now_
+    ORDER BY o.until LIMIT most FOR UPDATE SKIP LOCKED) AS old_ones
+    WHERE t.tenant_id = old_ones.tenant_id AND t.token = old_ones.token;
+  GET DIAGNOSTICS tokens = ROW_COUNT;
+  DELETE FROM audit_ticks t USING (
+    SELECT o.tenant_id, o.token FROM audit_ticks o WHERE o.until < now_
+    ORDER BY o.until LIMIT most FOR UPDATE SKIP LOCKED) AS old_ones
+    WHERE t.tenant_id = old_ones.tenant_id AND t.token = old_ones.token;
+  GET DIAGNOSTICS ticks = ROW_COUNT;
+  DELETE FROM audit_leases l USING (
+    SELECT o.worker FROM audit_leases o WHERE greatest(o.until, o.seen) < seen_before
+    LIMIT most FOR UPDATE SKIP LOCKED) AS old_ones
+    WHERE l.worker = old_ones.worker;
+  RETURN greatest(tokens, ticks);
 END $$;

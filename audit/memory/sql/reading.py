@@ -45,6 +45,7 @@ PAGE: Final = 1_000
 #: How far the clocks of writers and server may differ without a time range losing rows.
 SKEW: Final = timedelta(hours=1)
 _GREATEST: Final = 2**63 - 1
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 _PLACE: Final = tuple_(ROWS.c.turn, ROWS.c.minor)
 _NEWEST: Final = (ROWS.c.turn.desc(), ROWS.c.minor.desc())
@@ -397,7 +398,7 @@ def _not_in(column: Any, without: Collection[str]) -> list[ColumnElement[bool]]:
 
 
 def _floor(wanted: RowFilter) -> int:
-    return 0 if wanted.since is None else microseconds(wanted.since - SKEW)
+    return 0 if wanted.since is None else microseconds(wanted.since) - SKEW // _MICROSECOND
 
 
 def _behind(found: Any) -> Any:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -16,6 +17,11 @@ from audit.row import AuditRow
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ESCAPED: Final = re.compile(r"\\(.)")
 _METADATA: Final = MetaData()
+#: Bytes that a text may have in a column, and of one that has more, those that are kept.
+_LONGEST: Final = 1_000
+_KEPT: Final = 900
+#: Seconds that stand for ever.
+FOR_EVER: Final = 10**12
 
 ROWS: Final = Table(
     "audit_rows",
@@ -76,8 +82,16 @@ LEADERS: Final = Table(
 
 
 def written(text: str) -> str:
-    """``text`` as a column holds it: no database takes a NUL in a text."""
-    return text.replace("\\", "\\\\").replace("\0", "\\0")
+    """``text`` as a column holds it.
+
+    No database takes a NUL or half a surrogate pair in a text, and PostgreSQL has no index entries
+    of more than 2,700 bytes: of a longer text it is the beginning and the hash.
+    """
+    escaped = text.replace("\\", "\\\\").replace("\0", "\\0")
+    encoded = escaped.encode("utf-8", "backslashreplace")
+    if len(encoded) <= _LONGEST:
+        return encoded.decode()
+    return f"{encoded[:_KEPT].decode(errors='ignore')}\\#{hashlib.sha256(encoded).hexdigest()}"
 
 
 def read(text: str) -> str:
@@ -102,6 +116,11 @@ def columns_of(row: AuditRow) -> tuple[int | str | None, ...]:
 def microseconds(moment: datetime) -> int:
     """Since 1970, rounded down."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def in_microseconds(seconds: float) -> int:
+    """A span of time, one that a column holds."""
+    return max(1, round(min(seconds, FOR_EVER) * 1_000_000))
 
 
 def moment_of(number: int) -> datetime:
