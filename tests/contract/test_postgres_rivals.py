@@ -21,7 +21,7 @@ from audit.memory import migrate_memory, open_memory
 from audit.memory.base import AuditMemory, Hold, Once, RowFilter, Stored
 from audit.memory.sql.postgres import PostgresMemory
 from audit.row import AuditRow, Reason
-from tests.postgres import PostgresServer
+from demo.postgres import PostgresServer
 from tests.support import (
     TENANT,
     checked_memory,
