@@ -203,10 +203,10 @@ class SqliteMemory(SqlMemory):
         self._judge(made)
 
     def _judge(self, made: sqlite3.Connection) -> None:
-        application = made.execute("PRAGMA application_id").fetchone()[0]
-        if application == 0 and not made.execute("SELECT 1 FROM sqlite_schema").fetchone():
+        if self._application_of(made) == 0:
             self._make(made)
-        elif application != _APPLICATION_ID:
+        # Asked again: others may have made it between the two looks.
+        if self._application_of(made) != _APPLICATION_ID:
             raise MemoryUnsuitableError(f"the file {self._path} is no audit memory")
         version = made.execute("SELECT version FROM audit_settings").fetchone()[0]
         if version != VERSION:
@@ -216,7 +216,12 @@ class SqliteMemory(SqlMemory):
             )
 
     @staticmethod
+    def _application_of(made: sqlite3.Connection) -> int:
+        return int(made.execute("PRAGMA application_id").fetchone()[0])
+
+    @staticmethod
     def _make(made: sqlite3.Connection) -> None:
+        """Make the tables in an empty file; one of somebody else is left as it is."""
         made.execute("BEGIN IMMEDIATE")
         try:
             if not made.execute("SELECT 1 FROM sqlite_schema").fetchone():
