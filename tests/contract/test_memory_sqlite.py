@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,28 @@ def test_many_processes_write_side_by_side(sqlite_url: str, tmp_path: Path) -> N
         assert [row.position for row in rows] == [
             entry.position for entry in memory.entries(rows[0].tenant_id, None, len(rows))
         ]
+
+
+def test_many_may_make_the_file_at_once(tmp_path: Path) -> None:
+    """12 threads open a file that is not there, 40 times: each of them has a memory."""
+    errors: list[str] = []
+
+    def open_it(url: str) -> None:
+        memory = open_memory(url, timeout=60)
+        try:
+            memory.check()
+        except Exception as error:
+            errors.append(repr(error))
+        memory.close()
+
+    for number in range(40):
+        url = f"sqlite:///{tmp_path}/{number}.db"
+        threads = [threading.Thread(target=open_it, args=(url,)) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == []
 
 
 def hold_the_pen(path: str) -> None:
