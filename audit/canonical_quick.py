@@ -7,8 +7,8 @@ are none and the long way decides. It refuses nothing and lets nothing pass; it 
   pass, and keys that are ``str`` itself. No code of the application runs.
 * What was judged is what is written: a copy that is private, so that no other thread can put
   something else into it in between.
-* Names sort alike: by code points (orjson) and by UTF-16 code units (RFC 8785, section 3.2.3) as
-  long as all are below U+E000.
+* Names sort alike: by code points (orjson) and by UTF-16 code units (RFC 8785, section 3.2.3) are
+  one order as long as no name needs a surrogate pair.
 * Numbers are spelled alike: see :func:`_real`; whole numbers beyond 2^53 - 1 are orjson's errors.
 * Strings: both escape what RFC 8785, section 3.2.2.2 names, and nothing else; a lone surrogate is
   an error of orjson's.
@@ -30,8 +30,8 @@ MAX_ROOM: Final = 32
 #: Below, Python writes an exponent, and ECMAScript not always the same one.
 _LEAST_PLAIN: Final = 1e-4
 
-#: From here on there are names that UTF-16 sorts in another order.
-_FIRST_UNSORTED: Final = "\ue000"
+#: From here on characters are surrogate pairs, which UTF-16 sorts before U+E000 to U+FFFF.
+_FIRST_PAIR: Final = "\U00010000"
 
 #: Kombu's tag. A document with this name may be one that the long way refuses.
 _TAG: Final = "__type__"
@@ -59,7 +59,7 @@ def quick_form(value: object) -> bytes | None:
 
 def _sorted_alike(names: str) -> bool:
     """Whether orjson's order of these names is RFC 8785's; asked of all at once, run together."""
-    return (names.isascii() or max(names) < _FIRST_UNSORTED) and _TAG not in names
+    return (names.isascii() or max(names) < _FIRST_PAIR) and _TAG not in names
 
 
 def _spelled_alike(reals: list[float]) -> bool:
