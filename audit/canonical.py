@@ -1,7 +1,8 @@
 """The canonical form of arguments and results, and its hash.
 
 The form is RFC 8785 (JSON Canonicalization Scheme), written by the ``rfc8785`` package from a
-*normal form* that is made here first. What is guaranteed:
+*normal form* that is made here first, or, for what needs no judgement, to the same bytes by
+:mod:`audit.canonical_quick`. What is guaranteed:
 
 * One form on both ends. A value has the same form before and after its way through Celery's JSON
   serializer: tuples are lists, keys are strings, and whatever JSON has no word for (datetime,
@@ -17,7 +18,7 @@ The form is RFC 8785 (JSON Canonicalization Scheme), written by the ``rfc8785`` 
   that is a short identifier; any other key may be a secret and is shown by its position, counted
   from 0 like the items of lists: ``$.alert.{key 2}[3]``.
 
-Decisions 6 to 9.
+Decisions 6 to 9 and 23.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any, Final, TypeAlias
 import rfc8785
 from kombu.utils.json import JSONEncoder
 
+from audit.canonical_quick import quick_form
 from audit.errors import CanonicalizationError, SkillArgumentsError
 from audit.keys import Key
 
@@ -71,6 +73,12 @@ def canonical_bytes(value: object) -> bytes:
     Raises:
         CanonicalizationError: the value has none; the error says where and why.
     """
+    form = quick_form(value)
+    return judged_form(value) if form is None else form
+
+
+def judged_form(value: object) -> bytes:
+    """:func:`canonical_bytes` the long way, which judges everything that the quick one declines."""
     try:
         return rfc8785.dumps(_normal(value, set()))
     except _NoFormError as error:
