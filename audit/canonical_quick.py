@@ -18,7 +18,8 @@ Decision 23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Final
 
 import orjson
@@ -33,8 +34,8 @@ _LEAST_PLAIN: Final = 1e-4
 #: From here on characters are surrogate pairs, which UTF-16 sorts before U+E000 to U+FFFF.
 _FIRST_PAIR: Final = "\U00010000"
 
-#: Kombu's tag. A document with this name may be one that the long way refuses.
-_TAG: Final = "__type__"
+#: Kombu's tag, as orjson spells it. A document with this name may be one that the long way refuses.
+_TAG: Final = b'"__type__"'
 
 _OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
 
@@ -45,21 +46,18 @@ class _UnprovenError(Exception):
 
 def quick_form(value: object) -> bytes | None:
     """The RFC 8785 form of a value, in UTF-8; None where the check cannot prove it."""
-    names: list[str] = []
+    objects: list[dict[str, object]] = []
     reals: list[float] = []
     try:
-        (copy,) = _array((value,), MAX_ROOM + 1, names, reals)
-        if _sorted_alike("".join(names)) and _spelled_alike(reals):
-            return orjson.dumps(copy, option=_OPTIONS)
+        (copy,) = _array((value,), MAX_ROOM + 1, objects, reals)
+        if _spelled_alike(reals):
+            form = orjson.dumps(copy, option=_OPTIONS)
+            if _TAG not in form and (form.isascii() or _sorted_alike(objects)):
+                return form
     except (_UnprovenError, orjson.JSONEncodeError, RuntimeError):
         # RuntimeError: no room on the stack, or a dict that another thread changes meanwhile.
         pass
     return None
-
-
-def _sorted_alike(names: str) -> bool:
-    """Whether orjson's order of these names is RFC 8785's; asked of all at once, run together."""
-    return (names.isascii() or max(names) < _FIRST_PAIR) and _TAG not in names
 
 
 def _spelled_alike(reals: list[float]) -> bool:
@@ -71,25 +69,39 @@ def _spelled_alike(reals: list[float]) -> bool:
     return not reals or orjson.dumps(reals) == repr(reals).replace(" ", "").encode()
 
 
-# The copy. ``room`` is how many arrays and objects may still stand inside one another.
+def _sorted_alike(objects: list[dict[str, object]]) -> bool:
+    """Whether orjson's order of the names is RFC 8785's; asked of all at once, run together."""
+    names = "".join(chain.from_iterable(objects))
+    return names.isascii() or max(names) < _FIRST_PAIR
+
+
+# The copy. ``room`` is how many arrays and objects may still stand inside one another. The same
+# questions stand in both loops, because this is where the time goes, and a call would add to it.
 
 
 def _array(
-    items: Iterable[object], room: int, names: list[str], reals: list[float]
+    items: Iterable[Any], room: int, objects: list[dict[str, object]], reals: list[float]
 ) -> list[object]:
     if not room:
         raise _UnprovenError
     copy: list[object] = []
     for item in items:
         kind = type(item)
-        if kind is not str and kind is not int and item is not None and kind is not bool:
-            item = _COPIES.get(kind, _unproven)(item, room - 1, names, reals)
+        if kind is not str and kind is not int:
+            if kind is dict:
+                item = _object(item, room - 1, objects, reals)
+            elif kind is list or kind is tuple:
+                item = _array(item, room - 1, objects, reals)
+            elif kind is float:
+                item = _real(item, reals)
+            elif item is not None and kind is not bool:
+                raise _UnprovenError
         copy.append(item)
     return copy
 
 
 def _object(
-    value: dict[object, object], room: int, names: list[str], reals: list[float]
+    value: dict[Any, Any], room: int, objects: list[dict[str, object]], reals: list[float]
 ) -> dict[str, object]:
     if not room:
         raise _UnprovenError
@@ -98,14 +110,21 @@ def _object(
         if type(name) is not str:  # before it is a key here: that would run its __hash__
             raise _UnprovenError
         kind = type(item)
-        if kind is not str and kind is not int and item is not None and kind is not bool:
-            item = _COPIES.get(kind, _unproven)(item, room - 1, names, reals)
+        if kind is not str and kind is not int:
+            if kind is dict:
+                item = _object(item, room - 1, objects, reals)
+            elif kind is list or kind is tuple:
+                item = _array(item, room - 1, objects, reals)
+            elif kind is float:
+                item = _real(item, reals)
+            elif item is not None and kind is not bool:
+                raise _UnprovenError
         copy[name] = item
-    names += copy
+    objects.append(copy)
     return copy
 
 
-def _real(value: float, room: int, names: list[str], reals: list[float]) -> object:
+def _real(value: float, reals: list[float]) -> object:
     """A number that orjson spells as RFC 8785 does (section 3.2.2.3).
 
     ``rfc8785`` takes ``repr`` and changes it where it ends in ``.0`` or has an exponent. The first
@@ -119,15 +138,3 @@ def _real(value: float, room: int, names: list[str], reals: list[float]) -> obje
         return orjson.Fragment(rfc8785.dumps(value))
     reals.append(value)
     return value
-
-
-def _unproven(value: object, room: int, names: list[str], reals: list[float]) -> object:
-    raise _UnprovenError
-
-
-_COPIES: Final[dict[type, Callable[[Any, int, list[str], list[float]], object]]] = {
-    dict: _object,
-    list: _array,
-    tuple: _array,
-    float: _real,
-}

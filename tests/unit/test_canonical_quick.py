@@ -270,11 +270,11 @@ def test_what_was_judged_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     inner, array = {"b": 1}, [1]
     document = {"a": inner, "c": array}
 
-    def changed_meanwhile(names: str) -> bool:
+    def changed_meanwhile(reals: list[float]) -> bool:
         document["d"], inner["b"], array[0] = uuid.UUID(int=1), math.nan, Colour.RED
         return True
 
-    monkeypatch.setattr(canonical_quick, "_sorted_alike", changed_meanwhile)
+    monkeypatch.setattr(canonical_quick, "_spelled_alike", changed_meanwhile)
     assert quick_form(document) == b'{"a":{"b":1},"c":[1]}'
 
 
@@ -337,7 +337,7 @@ def test_dict_that_changes_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> 
         document["c"] = 2
         return value
 
-    monkeypatch.setitem(canonical_quick._COPIES, float, grow)
+    monkeypatch.setattr(canonical_quick, "_real", grow)
     assert quick_form(document) is None
     assert canonical_bytes(document) == b'{"a":0.5,"b":1,"c":2}'
 
