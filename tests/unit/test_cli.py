@@ -34,6 +34,8 @@ from tests.support import HASH, TENANT, make_ending, make_identity
 OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 EXAMPLE_ID = "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW"
 NOW = datetime.now(UTC)
+#: When the test began: the module may have been read long before.
+_began = NOW
 #: They do more than ask: each has a test file of its own.
 ELSEWHERE = (
     "compare-args",
@@ -104,15 +106,21 @@ def identity(number: int, **changes: Any) -> Identity:
     return make_identity(**{**names, "task_id": f"task-{number}", **changes})
 
 
+@pytest.fixture(autouse=True)
+def _moment() -> None:
+    global _began
+    _began = datetime.now(UTC)
+
+
 def started(number: int, *, ago: float = 60, **changes: Any) -> AuditRow:
-    ts = timestamp(datetime.now(UTC) - timedelta(seconds=ago))
+    ts = timestamp(_began - timedelta(seconds=ago))
     return at(2 * number, skill_invoked_started(identity(number, **changes), HASH, ts=ts))
 
 
 def completed(
     number: int, reason: Reason = Reason.RETURNED, *, ago: float = 30, **changes: Any
 ) -> AuditRow:
-    ts = timestamp(datetime.now(UTC) - timedelta(seconds=ago))
+    ts = timestamp(_began - timedelta(seconds=ago))
     row = skill_invoked_completed(
         identity(number, **changes), make_ending(reason, "ValueError: boom"), 7, ts=ts
     )
@@ -203,9 +211,7 @@ def test_list_filters(memory: FakeMemory, options: list[str], expected: list[str
         started(3, skill_id="ops.other", caller_persona="cmo@1"),
         at(
             8,
-            skill_invoked_refused(
-                identity(4), Refusal.BAD_ARGUMENTS, ts=timestamp(datetime.now(UTC))
-            ),
+            skill_invoked_refused(identity(4), Refusal.BAD_ARGUMENTS, ts=timestamp(_began)),
         ),
     ]
     assert requests(run("list", *options)) == expected
