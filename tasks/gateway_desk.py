@@ -230,7 +230,9 @@ class Desk:
         try:
             return await self._asking.run(self._calls.told, ticket, outcome)
         except (BusyError, UnansweredError):
-            return {"type": type(outcome.error).__name__, "message": None}
+            error = outcome.error
+            kind = type(error).__name__ if error is not None else outcome.state.value
+            return {"type": kind, "message": None}
 
     async def _failed(self, published: Published, outcome: Outcome) -> Problem:
         error, state = outcome.error, outcome.state.value

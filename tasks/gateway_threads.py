@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -61,7 +61,10 @@ class Threads:
         except TimeoutError:
             if future.done() and not future.cancelled():
                 raise  # the call's own
-        except CancelledError:
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the request itself is given up
+                raise
             raise BusyError from None
         raise BusyError if future.cancelled() else UnansweredError
 

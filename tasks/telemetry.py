@@ -18,6 +18,7 @@ where telemetry goes, and without an OTLP endpoint there is none.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -43,6 +44,8 @@ from audit.telemetry import (
     wait_for,
 )
 from tasks.spans import MaskedSpans
+
+logger: Final = logging.getLogger("audit")
 
 _providers: Final[list[TracerProvider | MeterProvider]] = []
 
@@ -159,7 +162,10 @@ class MainProcess:
 
     def _run(self) -> None:
         while not self._stop.wait(self._seconds):
-            self._provider.force_flush()
+            try:
+                self._provider.force_flush()
+            except Exception:  # a reader that fails once must not end what is pushed for good
+                logger.warning("metrics were not pushed this time", exc_info=True)
         finish(self._provider)
 
 

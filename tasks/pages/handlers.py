@@ -100,7 +100,10 @@ class AuditPage(BaseHandler):
     def look(self, least: int) -> int:
         """How far the page may look."""
         text = self.asked("look")
-        return min(MOST_LOOK, max(least, int(text))) if text.isascii() and text.isdigit() else least
+        if not (text.isascii() and text.isdigit()):
+            return least
+        # Python makes no number of thousands of digits.
+        return min(MOST_LOOK, max(least, int(text[:12])))
 
     def show(self, part: str, *, top: str = "", **values: Any) -> None:
         """The page of one part, below a ``top`` that does not change; or the part alone."""

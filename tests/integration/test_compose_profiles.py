@@ -173,6 +173,13 @@ def test_only_what_is_not_scraped_may_push(services: dict[str, Any]) -> None:
     assert port_of(receiver) == port_of(endpoint)
 
 
+def test_the_documented_verify_reaches_the_collector() -> None:
+    """The keeper is told of none, so the command that pages on a finding is."""
+    page = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
+    verify = r"exec -e OTEL_EXPORTER_OTLP_ENDPOINT=(\S+) keeper celery -A tasks audit verify"
+    assert re.findall(verify, page) == ["http://collector:4318"]
+
+
 def test_the_collector_s_pipelines_are_whole() -> None:
     """Each pipeline names what is declared, all that is declared is used, and both signals flow."""
     config = parsed(COLLECTOR)

@@ -64,6 +64,26 @@ def test_a_call_that_was_given_up_in_line_never_runs() -> None:
     asyncio.run(scene())
 
 
+def test_what_waits_in_line_at_the_end_is_told() -> None:
+    """A pool that is closed gives up those in line; a request that is given up itself stays so."""
+
+    async def scene() -> None:
+        threads, release = Threads(1, 2, 10), threading.Event()
+        running = asyncio.create_task(threads.run(release.wait, 10))
+        in_line, gone = (asyncio.create_task(threads.run(print)) for _ in range(2))
+        await asyncio.sleep(0)
+        gone.cancel()
+        threads.close()
+        with pytest.raises(BusyError):
+            await in_line
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        release.set()
+        assert await running
+
+    asyncio.run(scene())
+
+
 def test_an_error_is_the_callers() -> None:
     """A TimeoutError of the call itself too, and its place is free again."""
 
