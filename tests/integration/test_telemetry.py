@@ -91,6 +91,8 @@ def test_spooled_rows_are_counted_once(tmp_path: Path) -> None:
         worker = stack.worker("prefork", 3, worker_max_tasks_per_child=1, environ=sink.environ)
         with caller():
             results = [stack.skills.wait_at.delay(str(gate), n) for n in range(2)]
+            wait_until(lambda: len(stack.journal()) == 2, 60)
+            # Last, so that its limit does not strike while the memory is still there.
             stack.skills.busy.apply_async(("busy",), time_limit=8)
         wait_until(lambda: len(stack.journal()) == 3, 60)
         memory_server.kill()
