@@ -40,6 +40,8 @@ class PostgresServer:
         self._programs = programs()
         if self._user is not None:
             shutil.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
+            if not _is_open_to_all(self._programs):
+                self._programs = _copied(self._programs, self.folder / "programs")
         self._options = {
             "listen_addresses": "",
             "unix_socket_directories": str(self.folder),
@@ -114,3 +116,16 @@ class PostgresServer:
         if self._user is None:
             return {}
         return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
+
+
+def _copied(bin_: Path, target: Path) -> Path:
+    """The programs in another place, with the libraries that lie beside their package."""
+    package = bin_.parents[1]
+    for place in (package / "pginstall", package.with_name(f"{package.name}.libs")):
+        shutil.copytree(place, target / place.relative_to(package.parent), symlinks=True)
+    return target / package.name / "pginstall" / "bin"
+
+
+def _is_open_to_all(folder: Path) -> bool:
+    """Whether anybody may run what lies there: root's home, say, lets nobody in."""
+    return all(place.stat().st_mode & 0o001 for place in (folder, *folder.parents))
