@@ -39,3 +39,15 @@ def order_of(position: str) -> tuple[int, int]:
     if max(place) > _MOST:
         raise ValueError("that is no position")
     return place
+
+
+def check_swap(new: bytes, position: str | None) -> None:
+    """Raises ValueError: that could not be told from none."""
+    if not new or position == "":
+        raise ValueError("an empty checkpoint or position cannot be told from none")
+
+
+def check_limit(limit: int) -> None:
+    """Raises ValueError: a page of no entries."""
+    if limit < 1:
+        raise ValueError(f"a page has 1 entry at least, not {limit}")

@@ -28,15 +28,14 @@ from audit.errors import (
     AuditMemoryError,
     MemoryUnavailableError,
     MemoryUrlError,
-    RowRefusedError,
 )
+from audit.memory.action import verdict_of
 from audit.memory.base import (
     AuditMemory,
     Entry,
     Hold,
     Once,
     RowFilter,
-    RowRefusal,
     Stored,
     order_of,
 )
@@ -66,13 +65,6 @@ PAUSES: Final = (0.02, 0.1)
 #: Seconds until a connection names a tenant again, which is a command more in the round trip.
 NAMED_FOR: Final = 1.0
 _SCRIPT: Final = resources.files("audit.memory").joinpath("append.lua").read_text(encoding="utf-8")
-_REFUSALS: Final = {
-    b"no_started_row": RowRefusal.NO_STARTED_ROW,
-    b"second_started_row": RowRefusal.SECOND_STARTED_ROW,
-    b"tombstone": RowRefusal.TOMBSTONE,
-    b"was_refused": RowRefusal.WAS_REFUSED,
-    b"tick_taken": RowRefusal.TICK_TAKEN,
-}
 
 
 @dataclass(slots=True)
@@ -270,7 +262,7 @@ class RedisMemory(AuditMemory):
             line.connection.disconnect()
             raise
         self._lines.give_back(line)
-        return self._verdict(reply, row)
+        return verdict_of(reply[0].decode(), row)
 
     def _call(self, line: Line, tenant_id: str, command: Command, deadline: float) -> Any:
         def left() -> float:
@@ -289,13 +281,6 @@ class RedisMemory(AuditMemory):
         if named:
             line.named[tenant_id] = now
         return reply
-
-    @staticmethod
-    def _verdict(reply: Any, row: AuditRow) -> Stored:
-        word = reply[0]
-        if word in _REFUSALS:
-            raise RowRefusedError(_REFUSALS[word].value, row.request_id)
-        return Stored(word.decode())
 
     # --- reading ------------------------------------------------------------------------------
 

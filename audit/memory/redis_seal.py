@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any, Final
 
 from audit.memory.base import Entry, order_of
+from audit.memory.entry import check_limit, check_swap
 from audit.memory.redis_form import LAST_PLACE, ROW_FIELD, position_in
 from audit.memory.redis_keys import Keys
 
@@ -49,8 +50,7 @@ class RedisSeal:
         self._prefix = prefix
 
     def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
-        if limit < 1:
-            raise ValueError(f"a page has 1 entry at least, not {limit}")
+        check_limit(limit)
         if after is not None and order_of(after) == LAST_PLACE:
             return []
         start = "-" if after is None else f"({after}"
@@ -72,8 +72,7 @@ class RedisSeal:
     def swap_sealed(
         self, tenant_id: str, old: bytes | None, new: bytes, position: str | None
     ) -> bool:
-        if not new or position == "":
-            raise ValueError("an empty checkpoint or position cannot be told from none")
+        check_swap(new, position)
         keys, given = self._keys(tenant_id), (old or b"", new, position or b"")
         return bool(self._ask("EVAL", _SWAP, "2", keys.sealed, keys.sealed_position, *given))
 

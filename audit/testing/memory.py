@@ -34,6 +34,7 @@ from audit.memory.base import (
     message_of,
     order_of,
 )
+from audit.memory.entry import check_limit, check_swap
 from audit.memory.listed import open_of, page_of
 from audit.memory.newest import Cursor
 from audit.memory.page import LOOK, Open, Page
@@ -210,8 +211,7 @@ class InMemory(AuditMemory):
 
     def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
         self._answer()
-        if limit < 1:
-            raise ValueError(f"a page has 1 entry at least, not {limit}")
+        check_limit(limit)
         found = (row for row in self._after(after or "0-0") if row.tenant_id == tenant_id)
         return [Entry(str(row.position), row.to_bytes()) for row in islice(found, limit)]
 
@@ -233,8 +233,7 @@ class InMemory(AuditMemory):
         self, tenant_id: str, old: bytes | None, new: bytes, position: str | None = None
     ) -> bool:
         self._answer()
-        if not new or position == "":
-            raise ValueError("an empty checkpoint or position cannot be told from none")
+        check_swap(new, position)
         with self._one_step:
             if self._sealed.get(tenant_id) != old:
                 return False

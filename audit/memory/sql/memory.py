@@ -15,14 +15,14 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement
 
-from audit.errors import AuditMemoryError, RowRefusedError
+from audit.errors import AuditMemoryError
+from audit.memory.action import verdict_of
 from audit.memory.base import (
     AuditMemory,
     Entry,
     Hold,
     Once,
     RowFilter,
-    RowRefusal,
     Stored,
     order_of,
 )
@@ -39,14 +39,6 @@ FORGET_PAGES: Final = 10
 #: Microseconds for which the last sign of life of a worker is kept, 30 days: as long as in Redis.
 SEEN_FOR: Final = 30 * 24 * 3_600_000_000
 _GREATEST: Final = 2**63 - 1
-
-_REFUSALS: Final = {
-    "no_started_row": RowRefusal.NO_STARTED_ROW,
-    "second_started_row": RowRefusal.SECOND_STARTED_ROW,
-    "tombstone": RowRefusal.TOMBSTONE,
-    "was_refused": RowRefusal.WAS_REFUSED,
-    "tick_taken": RowRefusal.TICK_TAKEN,
-}
 
 
 class SqlMemory(AuditMemory):
@@ -94,10 +86,7 @@ class SqlMemory(AuditMemory):
         return time.monotonic() + self._timeout
 
     def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
-        word = self._store(row, once, hold)
-        if word in _REFUSALS:
-            raise RowRefusedError(_REFUSALS[word].value, row.request_id)
-        return Stored(word)
+        return verdict_of(self._store(row, once, hold), row)
 
     def hold_lease(self, worker: str, seconds: float) -> None:
         """Whoever starts invocations also sweeps up behind them, in the time that is left."""
@@ -204,9 +193,3 @@ class SqlMemory(AuditMemory):
     def trimmed(self, tenant_id: str) -> str | None:
         position: str | None = self._reading.of_log(tenant_id).trimmed
         return None if position is None else checked(written(tenant_id), position)
-
-
-def check_swap(new: bytes, position: str | None) -> None:
-    """Raises ValueError: that could not be told from none."""
-    if not new or position == "":
-        raise ValueError("an empty checkpoint or position cannot be told from none")

@@ -23,8 +23,9 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from audit.errors import MemoryUnavailableError, MemoryUnsuitableError, MemoryUrlError
 from audit.memory.base import Hold, Once
+from audit.memory.entry import check_swap
 from audit.memory.sql.emitted import Emitted
-from audit.memory.sql.memory import SEEN_FOR, SqlMemory, check_swap
+from audit.memory.sql.memory import SEEN_FOR, SqlMemory
 from audit.memory.sql.schema import VERSION
 from audit.memory.sql.tables import FOR_EVER, ROWS, in_microseconds, written
 from audit.memory.sql.url import PostgresUrl, parse_postgres
@@ -306,7 +307,6 @@ class PostgresMemory(SqlMemory):
                 "the memory server may lose rows that it has taken: set fsync, full_page_writes"
                 " and synchronous_commit to on"
             )
-
         if encoding != "UTF8":
             raise MemoryUnsuitableError(
                 f"the memory's database has the encoding {encoding}, which cannot hold every row:"

@@ -24,6 +24,7 @@ from sqlalchemy import (
 
 from audit.errors import MemoryDamagedError
 from audit.memory.base import Entry, RowFilter, order_of
+from audit.memory.entry import check_limit
 from audit.memory.newest import CHUNK, Cursor, Found, check_bounds, read_page, row_of
 from audit.memory.page import Damaged, Open, Page
 from audit.memory.sql.tables import (
@@ -179,8 +180,7 @@ class Reading:
         return sorted(read(found[0]) for found in self._ask(query))
 
     def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
-        if limit < 1:
-            raise ValueError(f"a page has 1 entry at least, not {limit}")
+        check_limit(limit)
         query = select(*_ENTRY).where(ROWS.c.tenant_id == written(tenant_id)).order_by(*_OLDEST)
         if after is not None:
             query = query.where(_at(*order_of(after)) < _PLACE)

@@ -20,8 +20,9 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from audit.errors import MemoryUnavailableError, MemoryUnsuitableError
 from audit.memory.base import Hold, Once
+from audit.memory.entry import check_swap
 from audit.memory.sql.emitted import Emitted
-from audit.memory.sql.memory import SqlMemory, check_swap
+from audit.memory.sql.memory import SqlMemory
 from audit.memory.sql.schema import VERSION, ddl
 from audit.memory.sql.sqlite_lines import Line, Lines, size_of
 from audit.memory.sql.sqlite_steps import Step, forget, now, trim
