@@ -41,7 +41,7 @@ class PostgresServer:
         if self._user is not None:
             shutil.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
             if not _is_open_to_all(self._programs):
-                self._programs = _copied(self._programs, self.folder / "programs")
+                self._programs = copy_of(self._programs, self.folder / "programs")
         self._options = {
             "listen_addresses": "",
             "unix_socket_directories": str(self.folder),
@@ -118,7 +118,7 @@ class PostgresServer:
         return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
 
 
-def _copied(bin_: Path, target: Path) -> Path:
+def copy_of(bin_: Path, target: Path) -> Path:
     """The programs in another place, with the libraries that lie beside their package."""
     package = bin_.parents[1]
     for place in (package / "pginstall", package.with_name(f"{package.name}.libs")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from audit.memory import migrate_memory, open_memory
 from audit.memory.base import Stored
 from audit.memory.sql.emitted import Emitted
 from audit.memory.sql.postgres import PostgresMemory
-from demo.postgres import PostgresServer, programs
+from demo.postgres import PostgresServer, copy_of, programs
 from tests.support import TENANT, checked_memory, completed, make_identity, started, wait_until
 
 
@@ -293,13 +292,8 @@ def test_a_server_starts_from_a_folder_that_is_its_users_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where root keeps its environment: the server itself never runs as root."""
-    package = programs().parents[1]
-    closed = tmp_path / "closed"
-    for place in (package / "pginstall", package.with_name(f"{package.name}.libs")):
-        shutil.copytree(place, closed / place.relative_to(package.parent), symlinks=True)
-    closed.chmod(0o700)
-    monkeypatch.setattr(
-        "demo.postgres.programs", lambda: closed / package.name / "pginstall" / "bin"
-    )
+    copied = copy_of(programs(), tmp_path / "closed")
+    (tmp_path / "closed").chmod(0o700)
+    monkeypatch.setattr("demo.postgres.programs", lambda: copied)
     with PostgresServer() as server, psycopg.connect(server.url()) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
