@@ -44,9 +44,15 @@ def test_every_overview_looks_at_one_window(tmp_path: Path) -> None:
         assert "Running now</h2>" in pages[0]
         assert all("Running now</h2>" not in page for page in pages[1:])
         assert all(f'id="audit-newest" href="/audit?tenant={TENANT}"' in page for page in pages[1:])
-        for path in ("/audit?look=40000", "/audit?tenant=&look=40000"):
+        for path in (
+            "/audit?look=40000",
+            "/audit?tenant=&look=40000",
+            "/audit?look=" + 5_000 * "9",
+        ):
             found = re.findall(r"Looked at ([\d,]+) entries", flower.ask(path).text)
             assert int(found[0].replace(",", "")) <= WINDOW
+        nobody = "/audit/invocation/01KB8Z5T3MZJ9Y2V4Q6R8S0TAW?look="
+        assert flower.ask(nobody + 5_000 * "9").status == 404
         for path in ("/audit?cursor=nonsense", "/audit/list?cursor=nonsense"):
             page = flower.ask(path)
             assert page.status == 400

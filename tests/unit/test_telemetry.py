@@ -22,6 +22,7 @@ from audit.testing import InMemory
 from tasks.telemetry import MainProcess
 from tasks.worker import AuditStep
 from tests.integration.otlp import OtlpSink
+from tests.support import wait_until
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 
@@ -90,6 +91,29 @@ def test_a_main_process_needs_no_new_thread_at_its_end(monkeypatch: pytest.Monke
         main.end()
         metrics.bind(api.NoOpMeterProvider())
         assert sink.total("skill_audit_emit_failures_total") == 1
+
+
+def test_a_main_process_goes_on_after_an_export_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reader that raises once ends nothing: the next round exports."""
+    tries: list[int] = []
+
+    def force_flush() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise RuntimeError("a reader failed")
+
+    with OtlpSink() as sink:
+        for name, value in sink.environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
+        main = MainProcess("w")
+        monkeypatch.setattr(main._provider, "force_flush", force_flush)
+        main.begin()
+        wait_until(lambda: len(tries) > 2)
+        main.end()
+        metrics.bind(api.NoOpMeterProvider())
 
 
 def no_more(*_: object, **__: object) -> NoReturn:
