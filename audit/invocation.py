@@ -38,6 +38,7 @@ from audit.errors import (
     TickTakenError,
 )
 from audit.memory.base import SETTLING, Hold, Once, RowRefusal, Stored
+from audit.memory.result import TaskResult
 from audit.recorder import Kept, Recorder
 from audit.row import (
     AuditRow,
@@ -126,6 +127,7 @@ class Invocation:
         self.late = False
         self.overtaken = False
         self._counts = True
+        self._in_memory = False
         self._pid = os.getpid()
         self._recorder = recorder
         self._clock = clock
@@ -209,24 +211,53 @@ class Invocation:
         process to exit is raised again once the row is on record; a soft time limit is not, for
         the body is over.
         """
-        if not self.open:
-            return
-        self.ended()
-        if self._completed is None:
+        self.hold(ending)
+        self.close_held()
+
+    def hold(self, ending: Ending) -> None:
+        """Decide the ending, and leave it to others to put it on record (merged mode).
+
+        Whoever closes the invocation does that, with whatever ending: the first one stays.
+        """
+        if self.open and self._completed is None:
+            self.ended()
             self._completed = self._row(ending)
+
+    @property
+    def held(self) -> bool:
+        """Whether an ending is decided and not yet on record."""
+        return self._completed is not None and self.open
+
+    def close_held(self) -> None:
+        """Put the ending that is held on record, where there is one."""
+        if self._completed is not None and self.open:
+            self._close(self._completed)
+
+    def close_with(self, result: TaskResult) -> bool:
+        """Put the ending that is held on record, and the task's result in the same step.
+
+        Returns whether the result was stored; if not, the ending is on record without it, as
+        :meth:`close` has it.
+        """
+        if self._completed is None or not self.open:
+            return False
+        self._close(self._completed, result)
+        return self._in_memory
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _close(self, row: AuditRow, result: TaskResult | None = None) -> None:
         try:
-            self._put(self._completed, "completed", self._complete)
+            self._put(row, "completed", lambda row: self._complete(row, result))
         except (AuditMemoryError, SpoolError) as error:
-            self._spool_or_report(self._completed, error)
+            self._spool_or_report(row, error)
         if self._counts:
             metrics.skill_invoked(
                 self.identity.skill_id,
-                str(self._completed.payload["outcome"]),
-                int(self._completed.payload["duration_ms"]),
+                str(row.payload["outcome"]),
+                int(row.payload["duration_ms"]),
             )
         self._pass_on_interruption()
-
-    # --- inside -------------------------------------------------------------------------------
 
     def _require(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -267,12 +298,13 @@ class Invocation:
         self.refuse(Refusal.TICK_TAKEN, str(error))
         return error
 
-    def _complete(self, row: AuditRow) -> State:
+    def _complete(self, row: AuditRow, result: TaskResult | None) -> State:
         if row.meta["reason"] == Reason.TERMINATED:
             # The main process knows why this one was told to exit: what it spooled comes first.
             kept = self._recorder.settle(row)
         else:
-            kept = self._recorder.complete(row)
+            kept = self._recorder.complete(row, result)
+            self._in_memory = kept is Kept.MEMORY
         self._counts = kept is Kept.MEMORY or (kept is Kept.SPOOL and _is_own(row))
         if kept is Kept.LATE:
             self.late = True

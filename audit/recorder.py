@@ -26,6 +26,7 @@ from audit.errors import (
     SpoolError,
 )
 from audit.memory.base import AuditMemory, Hold, Once, Stored
+from audit.memory.result import TaskResult
 from audit.row import AuditRow
 from audit.spool import Spool
 
@@ -106,8 +107,8 @@ class Recorder:
             self._breaker.failed()
             raise
 
-    def complete(self, row: AuditRow) -> Kept:
-        """Put a completed row on record.
+    def complete(self, row: AuditRow, result: TaskResult | None = None) -> Kept:
+        """Put a completed row on record; where that is the memory, ``result`` along with it.
 
         Raises:
             RowRefusedError: the memory refuses it for good; it is kept in the spool's quarantine.
@@ -119,7 +120,7 @@ class Recorder:
             return Kept.BEHIND
         try:
             self._ask_breaker()
-            return _KEPT.get(self._emit(row), Kept.MEMORY)
+            return _KEPT.get(self._emit(row, result=result), Kept.MEMORY)
         except RowRefusedError:
             if self._spool is not None:
                 self._spool.set_aside(row)
@@ -173,9 +174,18 @@ class Recorder:
                 self._unkept.appendleft(row)
                 raise
 
-    def _emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
+    def _emit(
+        self,
+        row: AuditRow,
+        once: Once | None = None,
+        hold: Hold | None = None,
+        result: TaskResult | None = None,
+    ) -> Stored:
         try:
-            stored = self.memory.emit(row, once, hold)
+            if result is not None:
+                stored = self.memory.emit_with_result(row, result)
+            else:
+                stored = self.memory.emit(row, once, hold)
         except (RowRefusedError, MemoryDamagedError):
             self._breaker.succeeded()  # it answered: other tenants are not concerned
             raise

@@ -46,7 +46,9 @@ class Variant(Enum):
     CONTROL = ("bare", "bare Celery again (control)")
     TRACED = ("traced", "Celery + OpenTelemetry (instrumentor, SDK)")
     AUDITED = ("audited", "audited skills")
+    MERGED = ("audited", "audited skills, merged mode")
     AUDITED_TRACED = ("audited_traced", "audited skills + OpenTelemetry SDK")
+    MERGED_TRACED = ("audited_traced", "audited skills, merged mode + OpenTelemetry SDK")
 
     def __init__(self, side: str, label: str) -> None:
         self.side = side

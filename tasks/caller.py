@@ -62,6 +62,7 @@ class ChildState:
         values: what no text may show: its arguments and result, what calls in its body were given
             and returned, and all that of the invocation it is called in.
         type_only: texts of errors are left out altogether.
+        merged: the result backend puts its ending on record, together with the result.
         args_shown, result_shown: the hashes as Celery shows them in the place of values.
     """
 
@@ -73,6 +74,7 @@ class ChildState:
         "args_shown",
         "inherited",
         "invocation",
+        "merged",
         "outside",
         "result_shown",
         "type_only",
@@ -86,12 +88,14 @@ class ChildState:
         *,
         args_shown: str = "",
         type_only: bool = False,
+        merged: bool = False,
     ) -> None:
         outer = _running.get()
         self.invocation = invocation
         self.inherited = inherited
         self.outside = find_context()
         self.type_only = type_only
+        self.merged = merged
         self.args_shown = args_shown
         self.result_shown: str | None = None
         self._values = snapshot(list(values))

@@ -121,7 +121,9 @@ def discreet(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
                 runs(ChildState(None, None, values_of(args, kwargs), args_shown=WITHHELD))
             try:
                 told = tracer(uuid, args, kwargs, request)
+                _close_held()
             except BaseException as error:  # a hook's, or one that Celery lets through
+                _close_held()
                 leaving = _out_of_tracer(task, error, args, kwargs)
                 if leaving is error:
                     raise
@@ -130,6 +132,13 @@ def discreet(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
         raise leaving
 
     return trace
+
+
+def _close_held() -> None:
+    """Whatever kept the result of a skill from being stored, its ending goes on record (merged)."""
+    state = running()
+    if state is not None and state.invocation is not None:
+        state.invocation.close_held()
 
 
 def make_discreet(task: Any) -> None:

@@ -24,6 +24,7 @@ from tasks.amqp import SkillAMQP
 from tasks.coroutine import synchronous
 from tasks.declaration import check_declaration
 from tasks.doctor import celery_probes
+from tasks.merged import BACKEND, SCHEME
 from tasks.runtime import runtime_of
 from tasks.task import SkillTask
 from tasks.worker import AuditStep
@@ -87,6 +88,7 @@ def _wire(app: Celery) -> None:
     if not utils.HIDDEN_SETTINGS.search(_URL_SETTING):
         hidden = f"{utils.HIDDEN_SETTINGS.pattern}|{_URL_SETTING}"
         utils.HIDDEN_SETTINGS = re.compile(hidden, utils.HIDDEN_SETTINGS.flags)
+    app.loader.override_backends = {**app.loader.override_backends, SCHEME: BACKEND}
     app.steps["worker"].add(AuditStep)
     app.add_defaults(lambda: _own_scheduler(app))
 

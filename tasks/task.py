@@ -25,7 +25,6 @@ from audit.canonical import arguments_by_name, digest
 from audit.context import InvocationContext, Trace, enter
 from audit.errors import (
     AuditEmitFailed,
-    AuditMemoryError,
     CanonicalizationError,
     MissingInvocationContext,
     NotStartedError,
@@ -35,7 +34,7 @@ from audit.errors import (
 )
 from audit.invocation import Invocation, State
 from audit.keys import Key, KeyRing
-from audit.row import COMPLETED, Ending, Identity, Reason
+from audit.row import Ending, Reason
 from audit.schedule import Tick
 from tasks import redaction
 from tasks.caller import (
@@ -61,7 +60,9 @@ from tasks.discretion import (
     values_of,
 )
 from tasks.endings import ending_of, soft_limits
+from tasks.hidden import is_hidden
 from tasks.identity import hold_of, identify
+from tasks.merged import is_merged
 from tasks.proof import message_token, proven_context
 from tasks.refusal import REFUSALS, refuse, refuse_poison
 from tasks.refused import publish_again
@@ -167,7 +168,8 @@ class SkillTask(Task):
         try:
             return self._perform(state, args, kwargs)
         except BaseException as error:
-            self._close_if_open(state, error)
+            if not state.invocation.held:
+                self._close_if_open(state, error)
             leaving = error_of(self, state, error)
             if leaving is error:
                 raise
@@ -293,6 +295,7 @@ class SkillTask(Task):
             values_of(args, kwargs),
             args_shown=shown(args_hash),
             type_only=type_only(self),
+            merged=delivered and is_merged(self, request),
         )
         vars(request)[CHILD_STATE] = state
         runs(state)
@@ -320,10 +323,11 @@ class SkillTask(Task):
             struck = soft_limits.watch()
             result = self._timed_body(state, args, kwargs)
             swallowed = soft_limits.struck != struck
-            self._close_returned(state, result, swallowed=swallowed)
+            self._decide(state, self._returned(state, result, swallowed=swallowed))
         except BaseException as error:
             enter(state.outside)
-            self._close_if_open(state, error)
+            if invocation.open:
+                self._decide(state, self._ending(state, error))
             self._let_nothing_out_if_killed(invocation)
             raise
         self._let_nothing_out_if_killed(invocation)
@@ -335,20 +339,8 @@ class SkillTask(Task):
         Raises:
             Ignore: Celery stores no result and publishes nothing.
         """
-        killed = invocation.late and (
-            self._closed_as(invocation.identity) is Reason.HARD_TIME_LIMIT
-        )
-        if killed or invocation.overtaken:
+        if is_hidden(self._runtime, invocation):
             raise Ignore("the hard time limit was faster")
-
-    def _closed_as(self, identity: Identity) -> Reason | None:
-        try:
-            rows = self._runtime.memory.rows(
-                tenant_id=identity.tenant_id, request_id=identity.request_id, kind=COMPLETED
-            )
-            return next((Reason(row.meta["reason"]) for row in rows), None)
-        except AuditMemoryError:
-            return None
 
     def _timed_body(self, state: ChildState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The body, on the clock and on behalf of its caller."""
@@ -360,8 +352,15 @@ class SkillTask(Task):
             state.invocation.ended()
             enter(state.outside)
 
-    def _close_returned(self, state: ChildState, result: Any, *, swallowed: bool = False) -> None:
-        """Close a body that returned.
+    def _decide(self, state: ChildState, ending: Ending) -> None:
+        """Put the ending on record, or, in merged mode, leave that to who stores the result."""
+        if state.merged and ending.reason in _MERGED:
+            state.invocation.hold(ending)
+        else:
+            state.invocation.close(ending)
+
+    def _returned(self, state: ChildState, result: Any, *, swallowed: bool = False) -> Ending:
+        """The ending of a body that returned.
 
         Raises:
             CanonicalizationError: the result has no canonical form; the row says error (15).
@@ -375,7 +374,7 @@ class SkillTask(Task):
         state.result_shown = shown(result_hash)
         state.hide(result)
         reason = Reason.RETURNED_AFTER_SOFT_LIMIT if swallowed else Reason.RETURNED
-        invocation.close(Ending(reason=reason, result_hash=result_hash))
+        return Ending(reason=reason, result_hash=result_hash)
 
     def _ending(
         self, state: ChildState, error: BaseException, reason: Reason | None = None
@@ -385,10 +384,12 @@ class SkillTask(Task):
     def _close_if_open(self, state: ChildState | None, left: Any) -> None:
         if state is None or not state.invocation.open:
             return
-        if isinstance(left, BaseException):
+        if state.invocation.held:
+            state.invocation.close_held()
+        elif isinstance(left, BaseException):
             state.invocation.close(self._ending(state, left))
         else:
-            self._close_returned(state, left)
+            state.invocation.close(self._returned(state, left))
 
     # --- the body -----------------------------------------------------------------------------
 
@@ -400,4 +401,8 @@ class SkillTask(Task):
         return result
 
 
+#: Endings that Celery stores as a result.
+_MERGED: Final = frozenset(
+    {Reason.RETURNED, Reason.RETURNED_AFTER_SOFT_LIMIT, Reason.RAISED, Reason.SOFT_TIME_LIMIT}
+)
 _NEVER_STARTED: Final = (State.RECEIVED, State.REFUSED, State.NOT_STARTED)

@@ -25,6 +25,7 @@ from tasks import redaction, telemetry
 from tasks.amqp import require_protocol_2
 from tasks.consumer import steady
 from tasks.doctor import IGNORED, unaudited
+from tasks.merged import require_fit
 from tasks.reception import give_requests
 from tasks.runtime import runtime_of
 
@@ -55,6 +56,7 @@ class AuditStep(bootsteps.StartStopStep):
                 worker=runtime.worker_id,
             )
             require_protocol_2(parent.app)
+            require_fit(parent.app)
             if runtime.settings.redact_logs:
                 redaction.install()
             give_requests(parent.app, proven=bool(runtime.settings.context_keys))

@@ -37,6 +37,7 @@ from uuid import UUID
 from audit.memory.entry import Entry, order_of
 from audit.memory.filter import RowFilter
 from audit.memory.page import Paging
+from audit.memory.result import TaskResult
 from audit.row import STARTED, AuditRow, Reason
 
 __all__ = [
@@ -219,6 +220,22 @@ class AuditMemory(Paging):
             MemoryUnsuitableError: the store could lose or evict rows.
             RowRefusedError: the row would break the once-ness or order of its invocation.
         """
+
+    @property
+    def results_at(self) -> str | None:
+        """The database whose results of tasks it can store, as host:port/number, else ``None``."""
+        return None
+
+    def emit_with_result(self, row: AuditRow, result: TaskResult) -> Stored:
+        """Emit a completed row, and store its task's result in the same atomic step.
+
+        Answers and raises as :meth:`emit`. The result is stored where the row is (``NEW``,
+        ``REPEATED``), and left alone where it is anything else.
+
+        Raises:
+            NotImplementedError: this memory stores no results (:attr:`results_at` is ``None``).
+        """
+        raise NotImplementedError("this memory stores no results")
 
     @abstractmethod
     def running(self, tenant_id: str | None = None) -> Iterator[AuditRow]:

@@ -50,12 +50,10 @@ class Line:
     """One connection to a judged server that has the script.
 
     Attributes:
-        sha: the script's name at the server.
         named: the tenants this connection has told the server of, and when, in monotonic seconds.
     """
 
     connection: Any
-    sha: bytes = b""
     named: dict[str, float] = field(default_factory=dict)
 
     def exchange(self, commands: Sequence[Command], left: Callable[[], float]) -> list[Any]:
@@ -196,4 +194,3 @@ class Lines:
         judge_server(parse_info(info), config_value(fsync), self._durability)
         if isinstance(loaded, ResponseError):
             raise loaded
-        line.sha = loaded

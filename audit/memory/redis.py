@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib import resources
 from typing import Any, Final
 
 import redis
@@ -51,11 +50,13 @@ from audit.memory.redis_form import (
     row_in,
     started_in,
 )
-from audit.memory.redis_keys import Keys, command_of
+from audit.memory.redis_keys import Keys, command_of, command_with_result
 from audit.memory.redis_lease import RedisLeases
 from audit.memory.redis_page import RedisPages, first_position
+from audit.memory.redis_script import Script
 from audit.memory.redis_seal import RedisSeal
 from audit.memory.redis_url import parse_url, shown
+from audit.memory.result import TaskResult
 from audit.row import AuditRow
 
 #: Rows fetched in one read; bounds the memory a query needs.
@@ -64,7 +65,9 @@ PAGE: Final = 500
 PAUSES: Final = (0.02, 0.1)
 #: Seconds until a connection names a tenant again, which is a command more in the round trip.
 NAMED_FOR: Final = 1.0
-_SCRIPT: Final = resources.files("audit.memory").joinpath("append.lua").read_text(encoding="utf-8")
+_APPEND: Final = Script.of("append.lua")
+#: Appends as a function, so that what the one decides the other follows.
+_MERGED: Final = Script.of("append.lua", "merged.lua")
 
 
 @dataclass(slots=True)
@@ -104,7 +107,11 @@ class RedisMemory(AuditMemory):
         self._url, self._durability, self._prefix = parse_url(url)
         try:
             self._lines = Lines(
-                self._url, script=_SCRIPT, durability=self._durability, timeout=timeout, clock=clock
+                self._url,
+                script=_APPEND.text,
+                durability=self._durability,
+                timeout=timeout,
+                clock=clock,
             )
         except (ValueError, TypeError, RedisError) as error:
             raise MemoryUrlError(f"memory URL {shown(self._url)}: {error}") from None
@@ -128,14 +135,23 @@ class RedisMemory(AuditMemory):
             self._lines.give_back(self._lines.connect(self._clock() + self._timeout))
 
     def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
+        return self._emit(row, _APPEND, self.command(row, once, hold))
+
+    @property
+    def results_at(self) -> str | None:
+        return self._lines.place
+
+    def emit_with_result(self, row: AuditRow, result: TaskResult) -> Stored:
+        return self._emit(row, _MERGED, command_with_result(self._prefix, row, result))
+
+    def _emit(self, row: AuditRow, script: Script, command: Command) -> Stored:
         deadline = self._clock() + self._timeout
-        command = self.command(row, once, hold)
         doubt = Doubt()
         with self._errors_of_ours(doubt):
             pauses = iter(PAUSES)
             while True:
                 try:
-                    return self._send(row, command, deadline, doubt)
+                    return self._send(row, script, command, deadline, doubt)
                 except (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, OSError):
                     self._lines.drop_idle()
                     pause = next(pauses, None)
@@ -242,16 +258,18 @@ class RedisMemory(AuditMemory):
     @property
     def script(self) -> str:
         """The script that :meth:`command` calls."""
-        return _SCRIPT
+        return _APPEND.text
 
     def command(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Command:
         """What EVALSHA is called with for ``row``: the number of keys, the keys, the arguments."""
         return command_of(self._prefix, row, once, hold)
 
-    def _send(self, row: AuditRow, command: Command, deadline: float, doubt: Doubt) -> Stored:
+    def _send(
+        self, row: AuditRow, script: Script, command: Command, deadline: float, doubt: Doubt
+    ) -> Stored:
         line = self._lines.take(deadline)
         try:
-            reply = self._call(line, row.tenant_id, command, deadline)
+            reply = self._call(line, row.tenant_id, script, command, deadline)
         except ResponseError:
             line.connection.disconnect()
             raise  # the server said no, so it did not store the row
@@ -264,17 +282,19 @@ class RedisMemory(AuditMemory):
         self._lines.give_back(line)
         return verdict_of(reply[0].decode(), row)
 
-    def _call(self, line: Line, tenant_id: str, command: Command, deadline: float) -> Any:
+    def _call(
+        self, line: Line, tenant_id: str, script: Script, command: Command, deadline: float
+    ) -> Any:
         def left() -> float:
             return deadline - self._clock()
 
-        commands: list[Command] = [("EVALSHA", line.sha, *command)]
+        commands: list[Command] = [("EVALSHA", script.sha, *command)]
         now = self._clock()
         if now - line.named.get(tenant_id, -math.inf) >= NAMED_FOR:
             commands.insert(0, ("SADD", f"{self._prefix}:tenants", tenant_id))
         *named, reply = line.exchange(commands, left)
         if isinstance(reply, NoScriptError):
-            (reply,) = line.exchange([("EVAL", _SCRIPT, *command)], left)
+            (reply,) = line.exchange([("EVAL", script.text, *command)], left)
         for asked, answer in zip((*commands[:-1], command), (*named, reply), strict=True):
             if isinstance(answer, ResponseError):
                 refuse(self._prefix, asked, answer)

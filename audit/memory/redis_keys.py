@@ -27,7 +27,8 @@ from audit.memory.base import (
     message_of,
 )
 from audit.memory.connection import Command
-from audit.row import AuditRow
+from audit.memory.result import TaskResult
+from audit.row import COMPLETED, AuditRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,20 @@ class Keys:
 
     def tick(self, token: str) -> str:
         return f"{self.prefix}:{{{self.tenant_id}}}:tick:{token}"
+
+
+def command_with_result(prefix: str, row: AuditRow, result: TaskResult) -> Command:
+    """What EVALSHA of the merged script is called with (see merged.lua).
+
+    Raises:
+        ValueError: another row than a completed one.
+        RowRefusedError: the row is none that can be emitted.
+    """
+    if row.kind != COMPLETED:
+        raise ValueError("only a completed row has a result beside it")
+    _, *rest = command_of(prefix, row, None)
+    seconds = "" if result.seconds is None else str(result.seconds)
+    return ("5", *rest[:4], result.key, *rest[4:], result.value, seconds)
 
 
 def command_of(prefix: str, row: AuditRow, once: Once | None, hold: Hold | None = None) -> Command:

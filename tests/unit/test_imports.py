@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.canonical", "audit.masking", "audit.binary", "audit.plain"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
     ("audit.context", "audit.schedule", "audit.system_rows"),
-    ("audit.memory.filter", "audit.memory.entry"),
+    ("audit.memory.filter", "audit.memory.entry", "audit.memory.result", "audit.memory.redis_script"),
     ("audit.memory.page",),
     (
         "audit.memory.base",

@@ -1,0 +1,114 @@
+"""Merged mode: a task's result and its completed row, stored in one step.
+
+An opt-in result backend, by its URL: ``merged+redis://...`` (``merged+rediss://``,
+``merged+socket://``) in the very database of the audit memory. Neither is ever seen without the
+other then, and the two round trips of Celery's own backend become none.
+
+It stores what :class:`tasks.task.SkillTask` leaves to it: the ending of a delivered skill that has
+no link, chain or chord and whose result is wanted, for those Celery publishes before the result. All
+others close in ``__call__`` as ever. Whatever keeps an ending from being stored here, the hooks of
+the task and the end of the tracer put it on record all the same. Decision 26.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Final
+
+from celery import states
+from celery.backends.redis import RedisBackend
+
+from audit.errors import SettingsError
+from audit.memory.result import TaskResult
+from tasks.caller import child_state
+from tasks.hidden import is_hidden
+from tasks.runtime import runtime_of
+
+#: How the URL of the backend begins, and where Celery finds its class.
+SCHEME: Final = "merged"
+BACKEND: Final = "tasks.merged:MergedBackend"
+
+
+class MergedBackend(RedisBackend):
+    """Celery's Redis backend, which also puts on record how skills ended."""
+
+    @cached_property
+    def misfit(self) -> str | None:
+        """Why nothing can be merged here, ``None`` where all is well."""
+        memory = runtime_of(self.app).memory
+        if memory.results_at is None:
+            return "the audit memory is none that stores results (AUDIT_MEMORY_URL: redis://...)"
+        if memory.results_at != self._place:
+            return (
+                f"results would go to {self._place}, and the audit memory is {memory.results_at}:"
+                " both must be one database of one server, spelled alike"
+            )
+        if self.serializer != "json" or self.compression:
+            return "results must be JSON and not compressed (result_serializer, result_compression)"
+        return None
+
+    @property
+    def _place(self) -> str:
+        to = self.connparams
+        where = to.get("path") or f"{to.get('host')}:{to.get('port')}"
+        return f"{where}/{to.get('db', 0)}"
+
+    def _store_result(
+        self,
+        task_id: Any,
+        result: Any,
+        state: str,
+        traceback: Any = None,
+        request: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Called by Celery with every result; those of skills that wait for it are merged."""
+        child = child_state(request)
+        if child is None or not child.invocation.held:
+            return super()._store_result(task_id, result, state, traceback, request, **kwargs)
+        if child.invocation.close_with(self._result(task_id, result, state, traceback, request)):
+            return result
+        if is_hidden(runtime_of(self.app), child.invocation):
+            return result
+        return super()._store_result(task_id, result, state, traceback, request, **kwargs)
+
+    def _result(
+        self, task_id: Any, result: Any, state: str, traceback: Any, request: Any
+    ) -> TaskResult:
+        """What Celery's own backend would write, and where."""
+        meta = self._get_result_meta(
+            result=result, state=state, traceback=traceback, request=request
+        )
+        meta["task_id"] = task_id
+        expires = self.failure_expires if state == states.FAILURE else self.expires
+        key = self.get_key_for_task(task_id)
+        return TaskResult(
+            key=key.decode() if isinstance(key, bytes) else key,
+            value=self.encode(meta),
+            seconds=expires or None,
+        )
+
+
+def require_fit(app: Any) -> None:
+    """Called when a worker starts.
+
+    Raises:
+        SettingsError: the result backend is ours, and nothing can be merged there.
+    """
+    backend = app.backend
+    if isinstance(backend, MergedBackend) and backend.misfit is not None:
+        raise SettingsError(f"result_backend {SCHEME}+...: {backend.misfit}")
+
+
+def is_merged(task: Any, request: Any) -> bool:
+    """Whether the backend is to put the ending of a delivered skill on record.
+
+    Not where Celery stores no result, or publishes something before it.
+    """
+    backend = task.backend
+    return (
+        isinstance(backend, MergedBackend)
+        and not (task.ignore_result or request.ignore_result)
+        and not (request.callbacks or request.errbacks or request.chain or request.chord)
+        and backend.misfit is None
+    )
