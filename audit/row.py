@@ -23,6 +23,8 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+import orjson
+
 from audit.errors import RowError
 
 SCHEMA_VERSION: Final = 1
@@ -115,9 +117,6 @@ _OUTCOMES: Final[Mapping[Reason, Outcome]] = {
 }
 
 
-_spell: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
     """How one invocation ended.
@@ -176,7 +175,7 @@ class Identity:
     schedule: str | None = None
     due: str | None = None
 
-    def meta(self, **more: str | None) -> dict[str, Any]:
+    def meta(self, reason: str | None = None, duration: str | None = None) -> dict[str, Any]:
         """The envelope's ``meta`` (decision 3)."""
         meta = {
             "task_id": self.task_id,
@@ -184,8 +183,10 @@ class Identity:
             "redelivered": self.redelivered,
             "parent_request_id": self.parent_request_id,
             "worker": self.worker,
-            **{"reason": None, **more},
+            "reason": reason,
         }
+        if duration is not None:
+            meta["duration"] = duration
         if self.on_behalf_of is not None:
             meta["on_behalf_of"] = self.on_behalf_of
         if self.context_key is not None:
@@ -234,18 +235,18 @@ class AuditRow:
         """The stored form: RFC 8785 canonical JSON in UTF-8.
 
         A row holds only strings, small whole numbers, booleans and null under ASCII keys. For
-        these, sorted ``json.dumps`` IS the canonical form, at a fifth of the cost; a test
-        compares the two.
+        these, what orjson writes with sorted keys IS the canonical form, at a fraction of the
+        cost; a test compares the two.
 
         Raises:
-            RowError: a text holds a lone surrogate.
+            RowError: a text holds a lone surrogate, or something else has no JSON form.
         """
         if self._stored is not None:
             return self._stored
         try:
-            return _spell(self.as_dict()).encode()
-        except UnicodeEncodeError as error:
-            raise RowError(f"a text of the row has no UTF-8 form: {error.reason}") from None
+            return orjson.dumps(self.as_dict(), option=orjson.OPT_SORT_KEYS)
+        except orjson.JSONEncodeError as error:
+            raise RowError(f"the row has no JSON form: {error}") from None
 
     def as_dict(self) -> dict[str, Any]:
         """The row as a plain JSON document."""
@@ -331,12 +332,8 @@ def skill_invoked_completed(
             "trace_id": identity.trace_id,
             "request_id": identity.request_id,
         },
-        meta=identity.meta(reason=ending.reason.value, **_known(duration=duration)),
+        meta=identity.meta(ending.reason.value, duration),
     )
-
-
-def _known(**facts: str | None) -> dict[str, str]:
-    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def skill_invoked_refused(identity: Identity, refusal: Refusal, *, ts: str) -> AuditRow:

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import hashlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,10 @@ logger: Final = logging.getLogger("audit")
 
 MAX_ROWS: Final = 1_000
 MAX_BYTES: Final = 10 * 1024 * 1024
+
+#: Seconds for which the answer whether the spool is full holds: a bound that is soft anyway, for
+#: what runs may still spool, is not looked up for every invocation.
+FULL_FOR: Final = 0.05
 
 _SUFFIX: Final = ".row"
 QUARANTINE: Final = "quarantine"
@@ -63,6 +68,7 @@ class Spool:
         max_rows: beyond so many rows the spool is full.
         max_bytes: beyond so many bytes the spool is full.
         now_ns: the wall clock in nanoseconds; it decides the order of replay, nothing else.
+        clock: monotonic seconds, for how long an answer to :attr:`full` holds.
     """
 
     def __init__(
@@ -73,12 +79,17 @@ class Spool:
         max_rows: int = MAX_ROWS,
         max_bytes: int = MAX_BYTES,
         now_ns: Callable[[], int] = time.time_ns,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory = directory / hashlib.sha256(memory_name.encode()).hexdigest()[:16]
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._now_ns = now_ns
+        self._clock = clock
+        self._place = str(self.directory)
         self._known: tuple[int, Usage] | None = None
+        self._full = False
+        self._full_until = -math.inf
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -100,6 +111,7 @@ class Spool:
         Raises:
             SpoolError: the disk did not take it; the text says why.
         """
+        self._full_until = -math.inf
         self._put(row, self.directory)
 
     def set_aside(self, row: AuditRow) -> None:
@@ -114,9 +126,13 @@ class Spool:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits that new invocations are to be refused."""
-        usage = self.usage()
-        return usage.rows > self._max_rows or usage.bytes > self._max_bytes
+        """Whether so much waits that new invocations are to be refused; looked up now and then."""
+        now = self._clock()
+        if now >= self._full_until:
+            usage = self.usage()
+            self._full = usage.rows > self._max_rows or usage.bytes > self._max_bytes
+            self._full_until = now + FULL_FOR
+        return self._full
 
     @property
     def empty(self) -> bool:
@@ -134,7 +150,7 @@ class Spool:
     def usage(self) -> Usage:
         """What waits; asked on every invocation, so it costs one ``stat`` while nothing changes."""
         try:
-            changed = self.directory.stat().st_mtime_ns
+            changed = os.stat(self._place).st_mtime_ns
         except OSError:
             return Usage(rows=0, bytes=0)
         if self._known is None or self._known[0] != changed:

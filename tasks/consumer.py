@@ -19,6 +19,7 @@ from celery.platforms import EX_FAILURE
 from celery.worker.consumer import Consumer
 
 from audit.errors import SkillDefinitionError
+from tasks.channel import keep_client
 from tasks.headers import unusable_header
 from tasks.inlet import STUMBLES, take_anything
 from tasks.reception import give_requests
@@ -51,6 +52,7 @@ class SteadyConsumer(Consumer):
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         """Called for each connection, before it takes a message."""
         take_anything(self.task_consumer.channel)
+        keep_client(self.task_consumer.channel)
         receive = super().create_task_handler(*args, **kwargs)
 
         def on_task_received(message: Any) -> Any:

@@ -4,10 +4,10 @@ An opt-in result backend, by its URL: ``merged+redis://...`` (``merged+rediss://
 ``merged+socket://``) in the very database of the audit memory. Neither is ever seen without the
 other then, and the two round trips of Celery's own backend become none.
 
-It stores what :class:`tasks.task.SkillTask` leaves to it: the ending of a delivered skill that has
-no link, chain or chord and whose result is wanted, for those Celery publishes before the result. All
-others close in ``__call__`` as ever. Whatever keeps an ending from being stored here, the hooks of
-the task and the end of the tracer put it on record all the same. Decision 26.
+It stores what :class:`tasks.task.SkillTask` leaves to it: the ending of a delivered skill whose
+result is wanted and that has no link, chain or chord, for those Celery publishes before the result.
+All others close in ``__call__`` as ever. Whatever keeps an ending from being stored here, the hooks
+of the task and the end of the tracer put it on record all the same. Decision 26.
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ class Line:
         """
         connection = self.connection
         connection._get_parser().left = left
-        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        # Not pack_commands, which puts each part on its own for large values' sake: all are small.
+        packed = [part for command in commands for part in connection.pack_command(*command)]
+        connection.send_packed_command([b"".join(packed)], check_health=False)
         return [self._read(left()) for _ in commands]
 
     def _read(self, left: float) -> Any:

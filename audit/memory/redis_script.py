@@ -24,7 +24,9 @@ class Script:
         text = _read(file)
         if behind:
             own = text.removeprefix(_SHEBANG)
-            text = "\n".join((f"{_SHEBANG}local function append()", own, "end", *map(_read, behind)))
+            text = "\n".join(
+                (f"{_SHEBANG}local function append()", own, "end", *map(_read, behind))
+            )
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -35,6 +35,19 @@ def journal(line: str) -> None:
             os.close(descriptor)
 
 
+class Deadly:
+    """A result that kills its process when it is written for the second time: hashed, stored."""
+
+    def __init__(self) -> None:
+        self._written = 0
+
+    def __json__(self) -> str:
+        self._written += 1
+        if self._written > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "deadly"
+
+
 class OwnPanic(BaseException):
     """A panic of a library's own."""
 
@@ -225,6 +238,17 @@ def declare(app: Celery) -> SimpleNamespace:
     @skill("test.own-request-id", version="1.0.0", bind=True, app=app)
     def own_request_id(self: Any) -> str:
         return str(self.request.get(REQUEST_ID_HEADER))
+
+    @skill("test.dies-when-stored", version="1.0.0", app=app)
+    def dies_when_stored() -> Deadly:
+        return Deadly()
+
+    @skill("test.waits-for", version="1.0.0", app=app)
+    def waits_for(name: str) -> str:
+        journal(f"waits {name}")
+        while not os.path.exists(f"{os.environ['JOURNAL']}.{name}"):
+            time.sleep(0.01)
+        return name
 
     @skill("test.die", version="1.0.0", app=app)
     def die(how: str, mark: str = "") -> None:

@@ -24,6 +24,9 @@ from tests.support import TENANT, check_every_row, wait_until
 ROOT = Path(__file__).resolve().parents[2]
 PERSONA = "cuo-cpo@0.4.1"
 
+#: Whether whole hosts run in merged mode: any test of a default one may be run so by hand.
+MERGED = os.environ.get("STACK_MERGED") == "1"
+
 
 class Worker:
     """One ``celery worker`` process, its log and how to end it."""
@@ -78,7 +81,9 @@ class Worker:
 class Stack:
     """Servers, the caller's app with every test skill, the memory, and the workers."""
 
-    def __init__(self, directory: Path, *, memory_url: str | None = None, **conf: Any) -> None:
+    def __init__(
+        self, directory: Path, *, memory_url: str | None = None, merged: bool = MERGED, **conf: Any
+    ) -> None:
         self.directory = directory
         self.workers: list[Worker] = []
         self.server = EmbeddedServer().start()
@@ -86,7 +91,9 @@ class Stack:
         self.journal_path = directory / "journal"
         self.environ = {
             "CELERY_BROKER_URL": self.server.url_for(0),
-            "CELERY_RESULT_BACKEND": self.server.url_for(1),
+            "CELERY_RESULT_BACKEND": (
+                f"merged+{self.memory_url}" if merged else self.server.url_for(1)
+            ),
             "AUDIT_MEMORY_URL": self.memory_url,
             "JOURNAL": str(self.journal_path),
             "AUDIT_SPOOL_DIR": str(directory / "spool"),

@@ -32,11 +32,18 @@ HERE = "tests/unit/test_imports.py"
 
 #: From the ground up. ``name.*`` is a family: the package, with all its modules.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("audit.errors", "audit.readings", "audit.keys", "audit.canonical_quick"),
+    (
+        "audit.errors",
+        "audit.readings",
+        "audit.keys",
+        "audit.canonical_quick",
+        "audit.memory.result",
+        "audit.memory.redis_script",
+    ),
     ("audit.canonical", "audit.masking", "audit.binary", "audit.plain"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
     ("audit.context", "audit.schedule", "audit.system_rows"),
-    ("audit.memory.filter", "audit.memory.entry", "audit.memory.result", "audit.memory.redis_script"),
+    ("audit.memory.filter", "audit.memory.entry"),
     ("audit.memory.page",),
     (
         "audit.memory.base",

@@ -615,11 +615,11 @@ def test_a_close_that_an_error_cut_short_is_done_again_with_the_same_row(
     sent: list[bytes] = []
     complete = made._complete
 
-    def cut_short(row: AuditRow) -> State:
+    def cut_short(row: AuditRow, *result: Any) -> State:
         sent.append(row.to_bytes())
         if len(sent) == 1:
             raise SOFT
-        return complete(row)
+        return complete(row, *result)
 
     put = made._put
     monkeypatch.setattr(made, "_put", lambda row, *_: cut_short(row))
