@@ -17,7 +17,8 @@ from celery import Celery, chord, group
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 
 from audit.embedded import EmbeddedServer
-from audit.row import COMPLETED
+from audit.memory.base import order_of
+from audit.row import COMPLETED, STARTED
 from tests.integration.stack import Stack, Worker, caller, running_stack
 from tests.integration.test_pools import ending
 from tests.support import TENANT, wait_until
@@ -147,6 +148,11 @@ def test_what_celery_publishes_first_is_closed_first(merged: Stack) -> None:
         merged.pair(result.id)
         assert len(merged.rows(task_id=result.id)) == 2
     assert len(merged.rows(task_id=again.id)) == 6
+    for first in (linked, chained.parent):
+        _, completed = merged.pair(first.id)
+        starts = merged.rows(kind=STARTED)
+        (next_,) = (r for r in starts if r.meta["parent_request_id"] == completed.request_id)
+        assert order_of(str(next_.position)) > order_of(str(completed.position))
     wait_until(lambda: not list(merged.memory.running()), 30)
 
 
