@@ -20,6 +20,7 @@ from redis.connection import ConnectionPool, DefaultParser
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
+from audit.memory.lean import Lean
 from audit.memory.server import config_value, judge_server, parse_info
 
 #: Idle connections a process keeps; more are closed when they come back.
@@ -50,10 +51,12 @@ class Line:
     """One connection to a judged server that has the script.
 
     Attributes:
+        lean: the shorter way to exchange, where there is one.
         named: the tenants this connection has told the server of, and when, in monotonic seconds.
     """
 
     connection: Any
+    lean: Lean | None = None
     named: dict[str, float] = field(default_factory=dict)
 
     def exchange(self, commands: Sequence[Command], left: Callable[[], float]) -> list[Any]:
@@ -63,10 +66,13 @@ class Line:
             redis.RedisError: the connection failed, or the time is over.
         """
         connection = self.connection
-        connection._get_parser().left = left
         # Not pack_commands, which puts each part on its own for large values' sake: all are small.
         packed = [part for command in commands for part in connection.pack_command(*command)]
-        connection.send_packed_command([b"".join(packed)], check_health=False)
+        request = b"".join(packed)
+        connection._get_parser().left = left
+        if self.lean is not None and self.lean.fits(request, left()):
+            return self.lean.exchange(request, len(commands), lambda: self._read(left()))
+        connection.send_packed_command([request], check_health=False)
         return [self._read(left()) for _ in commands]
 
     def _read(self, left: float) -> Any:
@@ -138,6 +144,7 @@ class Lines:
         try:
             line.connection.connect()
             self._judge(line, deadline)
+            line.lean = Lean.of(line.connection, self._timeout)
         except BaseException:
             line.connection.disconnect()
             raise

@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "audit.canonical_quick",
         "audit.memory.result",
         "audit.memory.redis_script",
+        "audit.memory.lean",
     ),
     ("audit.canonical", "audit.masking", "audit.binary", "audit.plain"),
     ("audit.row", "audit.settings", "audit.memory.server", "audit.breaker"),
