@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from audit.cli_options import MEMORY_URL, tenant_option
 from audit.cli_verify import known_keys
 from audit.copying.copy import Copied, Copy
-from audit.errors import AuditError, CopyError, MemoryUrlError
+from audit.errors import AuditError, MemoryUrlError
 from audit.ledger.claims import Trust
 from audit.memory import AuditMemory, open_memory
 from audit.memory.base import order_of
@@ -68,10 +68,11 @@ def copy(
 ) -> None:
     """Copy all rows into another memory.
 
-    Their stored bytes stay as they are. The target must be empty, or hold the first rows of the source and nothing else of its tenants:
-    then the copy goes on behind them. So run it again after it was interrupted, or to add what has
-    come since. Every row is read back. Where there is a ledger, all sealed rows are held against
-    it, and those that were trimmed from the source are read from it.
+    Their stored bytes stay as they are. The target must be empty, or hold the first rows of the
+    source and nothing else of its tenants: then the copy goes on behind them. So run it again after
+    it was interrupted, or to add what has come since. Every row is read back. Where there is a
+    ledger, all sealed rows are held against it, and those that were trimmed from the source are
+    read from it.
 
     Exit status: 0 all is copied, 1 some tenant's rows are not, or are not what was sealed, 2 wrong
     usage.
@@ -99,6 +100,7 @@ def copy(
                 told=_Bar(bar, source).told,
             ),
             as_json,
+            bar,
         )
     ctx.exit(0 if done else 1)
 
@@ -124,19 +126,22 @@ def _trust(settings: AuditSettings, folder: Path) -> Trust:
 # --- telling --------------------------------------------------------------------------------------
 
 
-def _told(work: Copy, as_json: bool) -> bool:
+def _told(work: Copy, as_json: bool, bar: Progress | None) -> bool:
     """Do it and say what became of it; whether all is right."""
     found: list[Copied] = []
     fault: AuditError | None = None
     try:
         for copied in work.run():
             found.append(copied)
-            echo(_json(copied) if as_json else _line(copied))
-    except CopyError as error:
+            with _out_of_the_way(bar):
+                echo(_json(copied) if as_json else _line(copied))
+    except AuditError as error:
         fault = error
-        click.echo(clean(f"Error: {error}"), err=True)
     right = fault is None and all(copied.fault is None for copied in found)
-    echo(_verdict(work, found, right, as_json))
+    with _out_of_the_way(bar):
+        if fault is not None:
+            click.echo(clean(f"Error: {fault}"), err=True)
+        echo(_verdict(work, found, right, as_json))
     return right
 
 
@@ -196,6 +201,16 @@ def _bar(as_json: bool) -> Iterator[Progress | None]:
         *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
     ) as bar:
         yield bar
+
+
+@contextmanager
+def _out_of_the_way(bar: Progress | None) -> Iterator[None]:
+    """A line may be printed where the bar stands."""
+    if bar is not None:
+        bar.stop()
+    yield
+    if bar is not None:
+        bar.start()
 
 
 class _Bar:

@@ -76,6 +76,8 @@ class TenantCopy:
             LedgerError: the ledger cannot be read.
             AuditMemoryError: a memory did not answer; done again, the copy goes on.
         """
+        if (mark := self._target.trimmed(self._tenant_id)) is not None:
+            raise CopyError(f"rows before {mark} were trimmed from the target: nobody can compare")
         for page in self._source.pages():
             if self._seal is not None:
                 self._seal.hold(page, self.rows)
@@ -152,7 +154,7 @@ class TenantCopy:
                 )
         return (
             f"the target took the row at {due[len(found)].position} and does not show it: end what"
-            " holds a transaction open there, then copy again"
+            " holds a transaction open there, then copy again; or the source has that row twice"
         )
 
     def _count(self, there: Sequence[Entry]) -> None:

@@ -183,6 +183,45 @@ def test_a_target_may_show_its_rows_later() -> None:
     assert "does not show it" in str(copied(source, Slow(1_000))[TENANT].fault)
 
 
+def test_what_is_there_and_does_not_show_yet_is_stored_once() -> None:
+    """Rows of a run that was killed: they are emitted again, and are no second rows."""
+    source, target = InMemory(), Slow(3)
+    fill(source, 8)
+    for stored in raw(source)[:4]:
+        target.emit(AuditRow.from_bytes(stored))
+    did = copied(source, target)[TENANT]
+    assert (did.rows, did.new, did.fault) == (8, 4, None)
+    assert [row.to_bytes() for row in target.rows()] == raw(source)
+
+
+def test_a_trimmed_target_is_left_as_it_is(tmp_path: Path) -> None:
+    """What it had cannot be compared any more, so nothing is added to it."""
+    source, target = two_tenants(tmp_path), InMemory()
+    copied(source, target)
+    fill(source, 2, seed=4)
+    target.trim(TENANT, str(list(target.rows(TENANT))[3].position))
+    before = raw(target)
+    assert "trimmed from the target" in str(copied(source, target)[TENANT].fault)
+    assert raw(target) == before
+
+
+def test_an_entry_that_is_no_row_ends_the_copy_of_its_tenant() -> None:
+    """The error says where it stands, without what is in it; nothing of its page is stored."""
+    source, target = InMemory(), InMemory()
+    fill(source, 5)
+    entries = source.entries
+
+    def forged(tenant_id: str, after: str | None, limit: int) -> list[Entry]:
+        found = entries(tenant_id, after, limit)
+        return [Entry(e.position, b"s3cr3t") if e.position == "3-0" else e for e in found]
+
+    source.entries = forged  # type: ignore[method-assign]
+    fault = str(copied(source, target)[TENANT].fault)
+    assert "3-0 is no row" in fault
+    assert "s3cr3t" not in fault
+    assert raw(target) == []
+
+
 # --- the ledger -----------------------------------------------------------------------------------
 
 
