@@ -141,6 +141,8 @@ class Copy:
         seal = Seal.of(tenant_id, self.ledger, self.trust)
         if seal.note is None and self.source.sealed(tenant_id) is not None:
             raise CopyError("the source has a checkpoint of it, and the ledger knows of none")
+        if self.source.trimmed(tenant_id) is not None:
+            seal.insist_on_all()
         return seal
 
     def _copy_of(self, tenant_id: str, seal: Seal | None, along: LedgerCopy | None) -> TenantCopy:

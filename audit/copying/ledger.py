@@ -13,21 +13,34 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 from audit.copying.sealed import Seal
 from audit.errors import CopyError
+from audit.ledger.checkpoint import Checkpoint
 from audit.ledger.durable import flush_folder, make_folder, replace_file
 from audit.ledger.folder import META, LedgerFolder
 from audit.ledger.log import LogFolder, errors_of_folder
+from audit.ledger.merkle import root
+from audit.ledger.note import Note
 from audit.ledger.tiles import WIDTH, tile_of
 from audit.memory.base import AuditMemory, Entry
 
 #: There while the folder is unfinished.
 _MARK: Final = "copying"
 _NOT_TAKEN: Final = {"lock", _MARK}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """A log as the target shall have it: its name, its checkpoint, where its last row stands."""
+
+    name: str
+    note: bytes
+    position: str | None
 
 
 class Positions:
@@ -67,7 +80,7 @@ class LedgerCopy:
 
     Args:
         ledger: the source's.
-        folder: the new one; empty, not there yet, or left by a copy that was killed.
+        folder: the new one; empty, not there yet, or an older or unfinished copy.
         source: the memory that it was sealed from.
         target: the memory that has its rows now.
     """
@@ -79,7 +92,7 @@ class LedgerCopy:
         self._folder = LedgerFolder(folder)
         self._source = source
         self._target = target
-        self._tenants: dict[str, tuple[bytes, Positions]] = {}
+        self._tenants: dict[str, tuple[str, bytes, Positions]] = {}
 
     @contextmanager
     def begun(self) -> Iterator[None]:
@@ -103,7 +116,7 @@ class LedgerCopy:
         name = "" if seal.log is None else seal.log.root.name
         positions = Positions(self._folder.log(name), seal.size)
         if seal.note is not None:
-            self._tenants[tenant_id] = seal.note, positions
+            self._tenants[tenant_id] = name, seal.note, positions
         return positions
 
     def finish(self) -> None:
@@ -114,16 +127,18 @@ class LedgerCopy:
             LedgerError: a folder cannot be used.
             AuditMemoryError: a memory did not answer.
         """
-        notes = {tenant: (note, at.last) for tenant, (note, at) in self._tenants.items()}
+        logs = {
+            tenant_id: _Sealed(name, note, positions.last)
+            for tenant_id, (name, note, positions) in self._tenants.items()
+        }
         meta = self._ledger.log(META).checkpoint()
         if meta is not None:
-            notes[META] = meta, None  # behind all others
-        for role, (note, _) in notes.items():
-            self._insist(role, note)
+            logs[META] = _Sealed(META, meta, None)  # behind all others
+        there = {role: self._insist(role, log.name, log.note) for role, log in logs.items()}
         with errors_of_folder(self._folder.root):
             self._copy_files()
-        for role, (note, position) in notes.items():
-            self._swap(role, note, position)
+        for role, log in logs.items():
+            self._swap(role, there[role], log)
         with errors_of_folder(self._folder.root):
             (self._folder.root / _MARK).unlink(missing_ok=True)
             flush_folder(self._folder.root)
@@ -132,28 +147,38 @@ class LedgerCopy:
 
     def _mark(self) -> None:
         """Say that the folder is unfinished, so that nobody takes another one for it."""
-        root = self._folder.root
-        with errors_of_folder(root):
-            names = {path.name for path in root.iterdir()} - {"lock"}
-            if names and _MARK not in names and not self._is_finished():
-                raise CopyError(f"{root} is not empty, and no copy has begun there: give another")
-            replace_file(root / _MARK, b"unfinished: run `audit copy` again\n")
+        top = self._folder.root
+        with errors_of_folder(top):
+            names = {path.name for path in top.iterdir()} - {"lock"}
+            found = self._folder.log(META).checkpoint()
+            if names and _MARK not in names and not self._has_grown_from(META, found):
+                raise CopyError(f"{top} is not empty, and is no copy of the ledger: give another")
+            replace_file(top / _MARK, b"unfinished: run `audit copy` again\n")
 
-    def _is_finished(self) -> bool:
-        """Whether this very ledger is there already."""
-        meta = self._ledger.log(META).checkpoint()
-        return meta is not None and meta == self._folder.log(META).checkpoint()
+    def _has_grown_from(self, name: str, note: bytes | None) -> bool:
+        """Whether that checkpoint is this or an older one of that log of the source's ledger."""
+        log = self._ledger.log(name)
+        newest = log.checkpoint()
+        if note is None or newest is None:
+            return False
+        old, new = (Checkpoint.parse(Note.parse(one).text) for one in (note, newest))
+        if old.origin != new.origin or old.size > new.size:
+            return False
+        return root(old.size, log.tiles.node_reader(new.size)) == old.root
 
-    def _insist(self, role: str, note: bytes) -> None:
+    def _insist(self, role: str, name: str, note: bytes) -> bytes | None:
+        """What the target has now, which may be an older checkpoint of the same log."""
         if self._source.sealed(role) != note:
             raise CopyError(f"ledger and source have two checkpoints of {role}: run `audit seal`")
-        if self._target.sealed(role) not in (None, note):
+        there = self._target.sealed(role)
+        if there is not None and not self._has_grown_from(name, there):
             raise CopyError(f"the target has a checkpoint of its own of {role}, and keeps it")
+        return there
 
-    def _swap(self, role: str, note: bytes, position: str | None) -> None:
-        if self._target.sealed(role) == note:
+    def _swap(self, role: str, there: bytes | None, sealed: _Sealed) -> None:
+        if there == sealed.note:
             return
-        if not self._target.swap_sealed(role, None, note, position):
+        if not self._target.swap_sealed(role, there, sealed.note, sealed.position):
             raise CopyError(f"somebody else seals {role} in the target: stop its keeper")
 
     def _copy_files(self) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from audit.errors import CopyError
+from audit.errors import CopyError, TileMissingError
 from audit.ledger.claims import Claim, Trust, read_claim
 from audit.ledger.finding import Source
 from audit.ledger.log import LogFolder
 from audit.ledger.merkle import Frontier, leaf_hash
 from audit.ledger.sources import read_tenants
+from audit.ledger.tiles import tile_of
 from audit.memory.base import Entry
 
 
@@ -50,6 +51,24 @@ class Seal:
     def size(self) -> int:
         """How many rows are sealed, from the first on."""
         return 0 if self._claim is None else self._claim.size
+
+    def insist_on_all(self) -> None:
+        """See to it that the ledger has the bytes of the first row, so of all.
+
+        Raises:
+            CopyError: they were pruned, which begins with the first.
+            TileError: the bundle cannot be read.
+        """
+        if self.log is None or not self.size:
+            return
+        try:
+            first = self.log.tiles.entries(tile_of(None, 0, self.size))[0]
+        except TileMissingError:
+            first = b""
+        if not first:
+            raise CopyError(
+                "rows of this tenant were pruned, which is for good: one with a gap is not copied"
+            )
 
     def hold(self, entries: Sequence[Entry], first: int) -> None:
         """See to it that these rows, the next ones, are what was sealed in their places.

@@ -68,8 +68,8 @@ class SourceRows:
         page = [Entry(position, stored) for position, stored in islice(found, PAGE)]
         if not page:
             raise CopyError(
-                "rows were trimmed from the source which the ledger does not have either; what was"
-                " pruned is gone for good, and a tenant with a gap is not copied"
+                "rows were trimmed from the source which the ledger does not have either: run"
+                " `audit verify`"
             )
         return page
 

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from audit.copying.copy import Copied, Copy
 from audit.errors import CopyError, MemoryUnavailableError
-from audit.ledger.claims import Trust
-from audit.ledger.folder import LedgerFolder
-from audit.ledger.merkle import leaf_hash
-from audit.ledger.tiles import tile_of
-from audit.memory.base import AuditMemory, Entry, Hold, Once, Stored
+from audit.memory.base import Entry, Hold, Once, Stored
 from audit.row import AuditRow
 from audit.testing import Fault, InMemory
-from tests.ledger_writer import just_now, rows_of
-from tests.sealing import KEYS, NEIGHBOUR, PREFIX, check, log_of, raw, seal, two_tenants
+from tests.copying import copied, fill
+from tests.sealing import NEIGHBOUR, raw, two_tenants
 from tests.support import TENANT, completed, make_identity, refused, started
-
-TRUST = Trust(KEYS.verifiers, PREFIX)
-
-
-def copied(source: AuditMemory, target: AuditMemory, **more: object) -> dict[str, Copied]:
-    """What a run says of each tenant."""
-    options: dict[str, object] = {"trust": TRUST, "pause": lambda seconds: None, **more}
-    work = Copy(source=source, target=target, **options)  # type: ignore[arg-type]
-    return {of.tenant_id: of for of in work.run()}
-
-
-def fill(memory: InMemory, count: int, tenant_id: str = TENANT, seed: int = 1) -> None:
-    for row in just_now(rows_of(tenant_id, count, Random(seed))):
-        memory.emit(row)
-
 
 # --- rows -----------------------------------------------------------------------------------------
 
@@ -219,176 +198,4 @@ def test_an_entry_that_is_no_row_ends_the_copy_of_its_tenant() -> None:
     fault = str(copied(source, target)[TENANT].fault)
     assert "3-0 is no row" in fault
     assert "s3cr3t" not in fault
-    assert raw(target) == []
-
-
-# --- the ledger -----------------------------------------------------------------------------------
-
-
-def test_sealed_rows_are_held_against_the_ledger(tmp_path: Path) -> None:
-    """As many as are sealed, no more; without a ledger nothing is said of them."""
-    source = two_tenants(tmp_path)
-    fill(source, 2, seed=4)
-    did = copied(source, InMemory(), ledger=tmp_path)
-    assert {tenant: (of.rows, of.sealed) for tenant, of in did.items()} == {
-        TENANT: (12, 10),
-        NEIGHBOUR: (4, 4),
-    }
-    assert {of.sealed for of in copied(source, InMemory()).values()} == {None}
-
-
-def test_a_changed_row_is_named_and_not_copied(tmp_path: Path) -> None:
-    """One byte of a sealed row: rows before it are there, it and what follows are not."""
-    source, target = two_tenants(tmp_path), InMemory()
-    index = next(n for n, row in enumerate(source._rows) if row.tenant_id == TENANT) + 3
-    row = source._rows[index]
-    altered = row.to_bytes().replace(b'"attempt":0', b'"attempt":1')
-    source._rows[index] = AuditRow.from_bytes(altered, row.position)
-    did = copied(source, target, ledger=tmp_path)
-    assert f"the row at {row.position} is not what was sealed as row 3" in str(did[TENANT].fault)
-    assert altered not in raw(target)
-    assert did[NEIGHBOUR].fault is None
-
-
-def test_a_missing_sealed_row_is_told(tmp_path: Path) -> None:
-    """The last one went: what is there is right, and still the copy is not."""
-    source = two_tenants(tmp_path)
-    del source._rows[-1]
-    did = copied(source, InMemory(), ledger=tmp_path)
-    assert "row 9 is missing" in str(did[TENANT].fault)
-
-
-def test_leaves_alone_prove_nothing(tmp_path: Path) -> None:
-    """Whoever changed the row and its leaf alike is found out by the root that was signed."""
-    source = two_tenants(tmp_path)
-    index = next(n for n, row in enumerate(source._rows) if row.tenant_id == TENANT) + 3
-    row = source._rows[index]
-    altered = row.to_bytes().replace(b'"attempt":0', b'"attempt":1')
-    source._rows[index] = AuditRow.from_bytes(altered, row.position)
-    for path in (tmp_path / log_of(TENANT) / "tile" / "0").rglob("*"):
-        if path.is_file():
-            hashes = path.read_bytes().replace(leaf_hash(row.to_bytes()), leaf_hash(altered))
-            path.write_bytes(hashes)
-    did = copied(source, InMemory(), ledger=tmp_path)
-    assert "root that was signed" in str(did[TENANT].fault)
-
-
-def test_nobody_else_may_have_signed(tmp_path: Path) -> None:
-    """A checkpoint of an unknown key proves nothing, and nothing is copied under it."""
-    source, target = two_tenants(tmp_path), InMemory()
-    did = copied(source, target, ledger=tmp_path, trust=Trust((), PREFIX))
-    assert all("proves nothing" in str(of.fault) for of in did.values())
-    assert raw(target) == []
-
-
-def test_trimmed_rows_are_read_from_the_ledger(tmp_path: Path) -> None:
-    """The target has all of them again, those too whose completion alone was still hot."""
-    source, target = two_tenants(tmp_path), InMemory()
-    before = raw(source)
-    source.trim(TENANT, str(list(source.rows(TENANT))[7].position))
-    assert len(raw(source)) < len(before)
-    assert copied(source, target, ledger=tmp_path)[TENANT].fault is None
-    assert raw(target) == before
-
-
-def test_a_trim_beside_the_copy_leaves_no_gap(tmp_path: Path) -> None:
-    """Rows that go between two pages are read from the ledger."""
-    source, target = InMemory(), InMemory()
-    fill(source, 1_400)
-    seal(source, tmp_path)
-    before = raw(source)
-
-    def told(tenant_id: str, rows: int, position: str) -> None:
-        source.trim(TENANT, str(source.last_position(TENANT)))
-
-    assert copied(source, target, ledger=tmp_path, told=told)[TENANT].fault is None
-    assert len(raw(source)) < 500
-    assert raw(target) == before
-
-
-def test_trimmed_rows_without_a_ledger_are_an_error(tmp_path: Path) -> None:
-    """It says what is missing; nothing is written."""
-    source, target = two_tenants(tmp_path), InMemory()
-    source.trim(TENANT, str(list(source.rows(TENANT))[7].position))
-    fault = copied(source, target)[TENANT].fault
-    assert "--ledger" in str(fault)
-    assert raw(target) == []
-
-
-def test_what_was_pruned_cannot_be_copied(tmp_path: Path) -> None:
-    """A tenant with a gap is refused, by a text that says why; nothing is written."""
-    source, target = InMemory(), InMemory()
-    fill(source, 300)
-    seal(source, tmp_path)
-    source.trim(TENANT, str(source.last_position(TENANT)))
-    bundle = tmp_path / log_of(TENANT) / tile_of(None, 0, 300).to_path()
-    bundle.unlink()
-    fault = copied(source, target, ledger=tmp_path)[TENANT].fault
-    assert fault is not None
-    assert raw(target) == []
-
-
-# --- the ledger along -----------------------------------------------------------------------------
-
-
-def test_a_ledger_goes_along_and_is_sealed_further(tmp_path: Path) -> None:
-    """The target is verified with its folder, and a sealer goes on with the same trees."""
-    old, new = tmp_path / "old", tmp_path / "new"
-    source, target = two_tenants(old), InMemory()
-    fill(target, 7, "550e8400-e29b-41d4-a716-44665544ffff", 9)  # positions are other ones
-    fill(source, 2, seed=4)
-    assert all(of.fault is None for of in copied(source, target, ledger=old, folder=new).values())
-    assert target.sealed_position(TENANT) != source.sealed_position(TENANT)
-    did = seal(target, new)
-    assert (did.faults, did.rows) == ({}, 2 + 7)
-    fill(target, 6, seed=5)
-    assert seal(target, new).faults == {}
-    assert list(check(target, new).findings()) == []
-    assert list(check(source, old).findings()) == []
-
-
-def test_a_ledger_is_not_given_to_a_target_at_fault(tmp_path: Path) -> None:
-    """Where one tenant is not copied, the target has no checkpoint; once it is, it has."""
-    old, new = tmp_path / "old", tmp_path / "new"
-    source, target = two_tenants(old), InMemory()
-    alien = refused(make_identity())
-    target.emit(alien)
-    copied(source, target, ledger=old, folder=new)
-    assert (target.sealed(NEIGHBOUR), target.sealed("meta")) == (None, None)
-    fresh = InMemory()
-    copied(source, fresh, ledger=old, folder=new)
-    assert fresh.sealed("meta") == source.sealed("meta")
-    assert list(check(fresh, new).findings()) == []
-    copied(source, fresh, ledger=old, folder=new)  # again is safe
-
-
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    """It is left as it is; so is the ledger itself, given as the new folder."""
-    old, new = tmp_path / "old", tmp_path / "new"
-    source, target = two_tenants(old), InMemory()
-    two_tenants(new)
-    for folder in (new, old):
-        with pytest.raises(CopyError, match="another"):
-            copied(source, target, ledger=old, folder=folder)
-    assert raw(target) == []
-
-
-def test_a_target_that_seals_on_its_own_keeps_its_checkpoints(tmp_path: Path) -> None:
-    """Its trees are not replaced by others."""
-    old, new = tmp_path / "old", tmp_path / "new"
-    source, target = two_tenants(old), InMemory()
-    copied(source, target)
-    seal(target, tmp_path / "own")
-    own = target.sealed(TENANT)
-    with pytest.raises(CopyError, match="checkpoint of its own"):
-        copied(source, target, ledger=old, folder=new)
-    assert target.sealed(TENANT) == own
-
-
-def test_a_ledger_in_use_does_not_go_along(tmp_path: Path) -> None:
-    """While somebody seals the source, nothing is begun."""
-    old, new = tmp_path / "old", tmp_path / "new"
-    source, target = two_tenants(old), InMemory()
-    with LedgerFolder(old).locked(), pytest.raises(CopyError, match="stop the keeper"):
-        copied(source, target, ledger=old, folder=new)
     assert raw(target) == []
