@@ -24,6 +24,7 @@ from audit.plain import clean
 #: Where each command stands; it has there the name that it has here.
 COMMANDS: Final = {
     "compare-args": "audit.cli_compare:compare_args",
+    "copy": "audit.cli_copy:copy",
     "doctor": "audit.cli_doctor:doctor",
     "duplicates": "audit.cli_duplicates:duplicates",
     "export": "audit.cli_evidence:export",

@@ -102,7 +102,7 @@ def verify(
     if folder is None:
         raise click.UsageError("there is no ledger: set AUDIT_LEDGER_DIR, or give --ledger DIR")
     alone = only == "files" or (only is None and ledger is not None and not ctx.meta[MEMORY_URL])
-    known = _known(settings, folder, keys, own=ledger is not None)
+    known = known_keys(settings, folder, keys, own=ledger is not None)
     try:
         report = check(
             Sources(
@@ -130,7 +130,7 @@ def verify(
 # --- whom to trust --------------------------------------------------------------------------------
 
 
-def _known(
+def known_keys(
     settings: AuditSettings, folder: Path, given: tuple[str, ...], *, own: bool
 ) -> tuple[tuple[VerifierKey, ...], str | None, bytes | None]:
     """The keys that count, what origins begin with, and the secret, where that is at hand."""

@@ -20,6 +20,7 @@
     ├── RowError                   a row breaks the published schema (also a ValueError)
     ├── SettingsError              an audit_* setting is unusable (also a ValueError)
     ├── SpoolError                 this host's disk does not keep a row
+    ├── CopyError                  a tenant's rows cannot be copied as they are
     ├── EmbeddedServerError        no server binary to start, or it did not come up
     ├── LedgerError
     │   ├── ProofError             a Merkle proof is malformed or does not hold
@@ -206,6 +207,13 @@ class BodyExcludedError(InvocationError):
 
 class SpoolError(AuditError):
     """This host's disk does not keep a row; the text says what to do."""
+
+
+class CopyError(AuditError):
+    """The rows of a tenant cannot be copied into another memory as they are; the text says why.
+
+    What was copied before stays, and a copy that is done again goes on behind it.
+    """
 
 
 class RowError(AuditError, ValueError):

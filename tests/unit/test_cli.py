@@ -39,6 +39,7 @@ _began = NOW
 #: They do more than ask: each has a test file of its own.
 ELSEWHERE = (
     "compare-args",
+    "copy",
     "doctor",
     "duplicates",
     "export",

@@ -123,6 +123,7 @@ def test_http_statuses() -> None:
         "RowError": 500,
         "SettingsError": 500,
         "SpoolError": 500,
+        "CopyError": 500,
         "EmbeddedServerError": 500,
         "LedgerError": 500,
         "ProofError": 500,
