@@ -18,11 +18,11 @@ from typing import Any, Final, TypeVar
 from audit.embedded import EmbeddedServer
 from audit.reconciler import PERIODS, RENEWALS
 from chaos import journal
-from chaos.app import SLOW
 from chaos.crew import Crew, Member
 from chaos.faults import Fault, Kind
 from chaos.journal import Effect
 from chaos.place import Place
+from chaos.skills import SLOW
 
 #: Seconds until a fault is tried again that finds nobody it could happen to.
 AGAIN_SECONDS: Final = 0.25

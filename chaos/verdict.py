@@ -46,6 +46,8 @@ REPORTED_LOST: Final = "rows reported as lost"
 UNBACKED: Final = "results without a row"
 UNEXPLAINED: Final = "deaths without a fault"
 SLOW_CLOSING: Final = "closed too slowly"
+#: Found by the soak alone, which knows every call that was made.
+UNACCOUNTED: Final = "calls without a row or a result"
 
 RULES: Final = (
     ORPHAN,
