@@ -25,7 +25,7 @@ from chaos.skills import QUEUE
 END_SECONDS: Final = 20.0
 START_SECONDS: Final = 60.0
 CHILDREN: Final = 3
-_OPTIONS: Final = ("-c", str(CHILDREN))
+_OPTIONS: Final = ("-l", "INFO", "-c", str(CHILDREN))
 
 
 class ChaosError(Exception):
@@ -200,7 +200,7 @@ class Crew(Team):
 
 def worker(place: Place, number: int, host: str, options: Sequence[str]) -> Member:
     """A prefork worker that consumes the queue of the run."""
-    command = ["celery", "-A", host, "worker", "-P", "prefork", *options]
-    command += ["-Q", QUEUE, "-l", "INFO", "--without-mingle", "--without-gossip"]
+    command = ["celery", "-A", host, "worker", "-P", "prefork", "-Q", QUEUE, *options]
+    command += ["--without-mingle", "--without-gossip"]
     name = f"worker-{number}"
     return Member(place, name, [*command, "-n", f"{name}@chaos"], b" ready.")
