@@ -26,7 +26,7 @@ SECONDS_PER_FAULT: Final = 5.0
 #: Children a run goes through, the share of the control, and samples.
 LIVES: Final = 100
 CONTROL: Final = 0.25
-SHORTEST_LIFE: Final = 100
+SHORTEST_LIFE: Final = 20
 SAMPLES: Final = 250
 SHORTEST: Final = 0.5
 
@@ -68,7 +68,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         life=max(SHORTEST_LIFE, options.invocations // LIVES),
         every=max(SHORTEST, seconds / SAMPLES),
         seed=options.seed,
-        leak=options.leak,
+        leaks=tuple(options.leak),
     )
 
 
@@ -92,7 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--faults", type=number_from(0), help="beside two long outages (one in 5 s)"
     )
-    parser.add_argument("--leak", choices=list(Leak), help="leak on purpose: it must be found")
+    parser.add_argument(
+        "--leak", choices=list(Leak), nargs="+", default=[], help="leak on purpose: to be found"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="write everything there, and keep it"

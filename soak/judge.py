@@ -14,7 +14,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Final
 
@@ -38,6 +38,8 @@ GROWN_UP: Final = 0.25
 JUDGED_FROM: Final = 20_000
 #: Pairs of samples that a slope takes at least.
 PAIRS: Final = 20
+#: Points whose pairs are looked at: twenty thousand pairs.
+POINTS: Final = 200
 
 Point = tuple[float, float]
 
@@ -77,7 +79,7 @@ def growth(samples: Sequence[Sample], role: Role) -> float:
         for held in sample.held
         if held.role is role
     ]
-    return slope(combinations(points, 2))
+    return slope(_pairs(points))
 
 
 def growth_in_a_life(samples: Sequence[Sample], life: int) -> float:
@@ -91,7 +93,12 @@ def growth_in_a_life(samples: Sequence[Sample], life: int) -> float:
 def growth_from_life_to_life(samples: Sequence[Sample], life: int) -> float:
     """Bytes that children of one age grow by per 1,000 invocations of the run."""
     points = [(done / 1000, float(child.uss)) for done, child in _grown_up(samples, life)]
-    return slope(combinations(points, 2))
+    return slope(_pairs(points))
+
+
+def _pairs(points: Sequence[Point]) -> Iterator[tuple[Point, Point]]:
+    """All pairs of the points, of every so many of them where they are too many."""
+    return combinations(points[:: math.ceil(len(points) / POINTS) or 1], 2)
 
 
 def _grown_up(samples: Sequence[Sample], life: int) -> Iterator[tuple[int, Held]]:
@@ -124,10 +131,18 @@ _LIFE: Final = GROWTH_IN_A_LIFE
 def levels(samples: Sequence[Sample]) -> Iterator[Check]:
     """Connections, handles and threads: how many more at the end than after the warm-up."""
     yield _level("connections", [sample.connections for sample in samples])
+    judged = list(_without_first_children(samples))
     for role in Role:
-        held = [[one for one in sample.held if one.role is role] for sample in samples]
+        held = [[one for one in sample.held if one.role is role] for sample in judged]
         yield _level(f"handles, {role}", [_each(one.handles for one in some) for some in held])
         yield _level(f"threads, {role}", [_each(one.threads for one in some) for some in held])
+
+
+def _without_first_children(samples: Sequence[Sample]) -> Iterator[Sample]:
+    """The first ones were forked by a main process that had not its connections yet."""
+    first = {held.pid for sample in samples[:1] for held in sample.held if held.role is Role.CHILD}
+    for sample in samples:
+        yield replace(sample, held=tuple(held for held in sample.held if held.pid not in first))
 
 
 def _each(numbers: Iterable[int]) -> float | None:

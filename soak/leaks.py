@@ -1,4 +1,4 @@
-"""Leaks on purpose, one at a time: what the verdict must find (``python -m soak --leak child``)."""
+"""Leaks on purpose, which the verdict must find: ``python -m soak --leak child main``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 import redis
 from celery import signals
 
-#: Which leak a process under test has.
+#: Which leaks the processes under test have, with spaces between.
 VARIABLE: Final = "SOAK_LEAK"
 #: Bytes kept for each invocation.
 KEPT: Final = 2048
@@ -33,14 +33,9 @@ class Leak(StrEnum):
 
 
 def open_up() -> None:
-    """Spring the leak that the environment names, if it names one."""
-    name = os.environ.get(VARIABLE)
-    if name == Leak.CHILD:
-        signals.task_prerun.connect(_keep_memory, weak=False)
-    elif name == Leak.MAIN:
-        signals.task_received.connect(_keep_memory, weak=False)
-    elif name is not None:
-        signals.worker_ready.connect(_AFTER_OUTAGE[Leak(name)], weak=False)
+    """Spring the leaks that the environment names."""
+    for name in os.environ.get(VARIABLE, "").split():
+        _SIGNALS[Leak(name)].connect(_LEAKS[Leak(name)], weak=False)
 
 
 def _keep_memory(**_: Any) -> None:
@@ -80,7 +75,15 @@ def _watching(leak: Callable[[], None]) -> Callable[..., None]:
     return lambda **_: threading.Thread(target=watch, daemon=True).start()
 
 
-_AFTER_OUTAGE: Final = {
+_LEAKS: Final[dict[Leak, Callable[..., None]]] = {
+    Leak.CHILD: _keep_memory,
+    Leak.MAIN: _keep_memory,
     Leak.CONNECTION: _watching(_keep_connection),
     Leak.SPOOL: _watching(_keep_file),
+}
+_SIGNALS: Final[dict[Leak, Any]] = {
+    Leak.CHILD: signals.task_prerun,
+    Leak.MAIN: signals.task_received,
+    Leak.CONNECTION: signals.worker_ready,
+    Leak.SPOOL: signals.worker_ready,
 }

@@ -23,6 +23,6 @@ MIX: Final[tuple[Part, ...]] = (
     ("large", 30, lambda random: 500),
     ("slow", 16, lambda random: random.uniform(0.2, 1.0)),
     ("slow_late", 8, lambda random: random.uniform(0.2, 1.0)),
-    ("soft", 3, lambda random: random.uniform(0.8, 1.2)),
-    ("hard", 3, lambda random: random.uniform(0.8, 1.2)),
+    ("soft", 3, lambda random: 1.5),
+    ("hard", 3, lambda random: 1.5),
 )

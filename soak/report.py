@@ -128,6 +128,7 @@ def write_json(path: Path, outcome: Outcome, plan: dict[str, Any]) -> None:
             "findings": [[found.rule, found.subject] for found in tally.findings],
         },
         "faults": outcome.faults,
+        "recycled": outcome.recycled,
         "left": list(outcome.left_open),
         "surprises": list(outcome.surprises),
         "verified": outcome.verified,

@@ -61,7 +61,7 @@ class Plan:
         life: bodies after which a child is replaced.
         every: seconds between two samples.
         seed: the same seed, the same load and faults.
-        leak: a leak on purpose, which is to be found.
+        leaks: on purpose, which are to be found.
     """
 
     invocations: int
@@ -71,7 +71,7 @@ class Plan:
     life: int
     every: float
     seed: int
-    leak: str | None = None
+    leaks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,7 +232,7 @@ def _servers(plan: Plan, directory: Path) -> Iterator[tuple[Place, EmbeddedServe
             calm=calm.url.removesuffix("/0"),
             memory=disturbed.url_for(0),
             lease=LEASE,
-            more={**_ledger(directory), **({VARIABLE: plan.leak} if plan.leak else {})},
+            more={**_ledger(directory), VARIABLE: " ".join(plan.leaks)},
         )
         yield place, disturbed
 
