@@ -9,7 +9,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,8 @@ from chaos.__main__ import number_from
 from chaos.crew import ChaosError
 from soak.leaks import Leak
 from soak.report import tenths, verdict, write_json
-from soak.run import Plan, run
+from soak.run import run
+from soak.stage import Plan
 
 #: Where ``--minutes`` does not say how long: so many invocations a second.
 PER_SECOND: Final = 400.0
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcome = run(plan, directory, _say)
     if outcome.bare:
         _say(f"\nbare Celery\n\n{tenths(outcome.bare)}")
-    _say(f"\naudited\n\n{tenths(outcome.audited)}\n\n{verdict(outcome)}")
+    _say(f"\naudited\n\n{tenths(outcome.audited.samples)}\n\n{verdict(outcome)}")
     if options.json is not None:
-        write_json(options.json, outcome, asdict(plan))
+        write_json(options.json, outcome)
     if not outcome.clean:
         _say(f"NOT CLEAN: see the logs in {directory}")
         return 1

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench.report import mebibytes, table
-from soak.judge import JUDGED_FROM, SPARE, Check
+from soak.judge import SPARE, Check
 from soak.run import Outcome, rate
 from soak.sample import Role, Sample
 
@@ -69,31 +69,32 @@ def verdict(outcome: Outcome) -> str:
 
 
 def _lines(outcome: Outcome) -> Iterator[tuple[str, object]]:
-    tally = outcome.tally
-    yield "calls published", f"{tally.published:,}"
+    audited = outcome.audited
+    tally = audited.tally
+    yield "calls published", f"{tally.published:,} of {outcome.plan.invocations:,}"
     yield "invocations (started rows)", f"{tally.started:,}"
     yield "  completed rows", f"{tally.completed:,}"
     yield "  told 503 and not run", f"{tally.refused:,}"
     for reason, count in sorted(tally.endings.items()):
         yield f"  closed as {reason}", f"{count:,}"
     yield "children after the first ones", outcome.recycled
-    for kind, count in sorted(outcome.faults.items()):
+    for kind, count in sorted(audited.faults.items()):
         yield f"  {kind}", count
     for check in outcome.checks:
         yield _named(check), _told(check)
-    if outcome.tally.published < JUDGED_FROM:
-        yield "memory", f"not judged under {JUDGED_FROM:,} invocations"
+    if not outcome.plan.memory_judged:
+        yield "memory", "not judged: too few invocations, or no control"
     for rule, count in sorted(Counter(finding.rule for finding in tally.findings).items()):
         yield f"NOT RIGHT: {rule}", count
-    yield "left when it should have been quiet", "; ".join(outcome.left_open) or "nothing"
-    yield "surprises", "; ".join(outcome.surprises) or "none"
-    yield "audit verify", outcome.verified or "all is right"
+    yield "left when it should have been quiet", "; ".join(audited.left_open) or "nothing"
+    yield "surprises", "; ".join(audited.surprises) or "none"
+    yield "audit verify", audited.verified or "all is right"
     yield "invocations a second, audited and bare", _rates(outcome)
     yield "seconds", f"{outcome.seconds:.0f}"
 
 
 def _rates(outcome: Outcome) -> str:
-    return ", ".join(f"{rate(samples):.0f}" for samples in (outcome.audited, outcome.bare))
+    return ", ".join(f"{rate(samples):.0f}" for samples in (outcome.audited.samples, outcome.bare))
 
 
 def _of_memory(check: Check) -> bool:
@@ -114,12 +115,12 @@ def _told(check: Check) -> str:
     return f"{measured:+.1f}, bare {control:+.1f} (limit {limit:g} more): {word}"
 
 
-def write_json(path: Path, outcome: Outcome, plan: dict[str, Any]) -> None:
+def write_json(path: Path, outcome: Outcome) -> None:
     """Everything, each sample included."""
-    tally = outcome.tally
+    audited, tally = outcome.audited, outcome.audited.tally
     content = {
         "clean": outcome.clean,
-        "plan": plan,
+        "plan": asdict(outcome.plan),
         "checks": [{**asdict(check), "flat": check.flat} for check in outcome.checks],
         "account": {
             **{name: getattr(tally, name) for name in ("published", "started", "completed")},
@@ -127,13 +128,13 @@ def write_json(path: Path, outcome: Outcome, plan: dict[str, Any]) -> None:
             "endings": tally.endings,
             "findings": [[found.rule, found.subject] for found in tally.findings],
         },
-        "faults": outcome.faults,
+        "faults": audited.faults,
         "recycled": outcome.recycled,
-        "left": list(outcome.left_open),
-        "surprises": list(outcome.surprises),
-        "verified": outcome.verified,
+        "left": list(audited.left_open),
+        "surprises": list(audited.surprises),
+        "verified": audited.verified,
         "seconds": outcome.seconds,
-        "audited": [asdict(sample) for sample in outcome.audited],
+        "audited": [asdict(sample) for sample in audited.samples],
         "bare": [asdict(sample) for sample in outcome.bare],
     }
     path.write_text(json.dumps(content), encoding="utf-8")
