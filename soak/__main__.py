@@ -27,6 +27,7 @@ SECONDS_PER_FAULT: Final = 5.0
 LIVES: Final = 100
 CONTROL: Final = 0.25
 SHORTEST_LIFE: Final = 20
+MEMORY_FROM: Final = 20_000
 SAMPLES: Final = 250
 SHORTEST: Final = 0.5
 
@@ -65,7 +66,10 @@ def _plan(options: argparse.Namespace) -> Plan:
         control=control if options.control is None else options.control,
         seconds=seconds,
         faults=round(seconds / SECONDS_PER_FAULT) if options.faults is None else options.faults,
-        life=max(SHORTEST_LIFE, options.invocations // LIVES),
+        life=max(SHORTEST_LIFE, options.invocations // LIVES)
+        if options.life is None
+        else options.life,
+        memory_from=options.memory_from,
         every=max(SHORTEST, seconds / SAMPLES),
         seed=options.seed,
         leaks=tuple(options.leak),
@@ -94,6 +98,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--leak", choices=list(Leak), nargs="+", default=[], help="leak on purpose: to be found"
+    )
+    parser.add_argument(
+        "--life", type=number_from(1), help="bodies of a child before the next (a hundredth)"
+    )
+    parser.add_argument(
+        "--memory-from",
+        type=number_from(0),
+        default=MEMORY_FROM,
+        help="judge memory from so many calls on (20000): before, it is all warm-up",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     parser.add_argument(

@@ -34,8 +34,6 @@ GROWTH_IN_A_LIFE: Final = 128 * 1024
 SPARE: Final = 4
 #: In a child's life, from this share of its bodies on.
 GROWN_UP: Final = 0.25
-#: From so many invocations on memory is judged: before, it is all warm-up.
-JUDGED_FROM: Final = 20_000
 #: Pairs of samples that a slope takes at least.
 PAIRS: Final = 20
 #: Points whose pairs are looked at: twenty thousand pairs.

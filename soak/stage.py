@@ -8,7 +8,6 @@ from typing import Final
 
 from chaos.crew import ChaosError, Member
 from chaos.place import Place
-from soak.judge import JUDGED_FROM
 from soak.publisher import BEGINS, DONE
 from soak.sample import Role
 
@@ -28,6 +27,7 @@ class Plan:
         control: calls of bare Celery, 0 for none.
         seconds: what the calls of the audited host are spread over, at least.
         faults: how many, beside the two long outages.
+        memory_from: memory is judged from so many invocations on.
         life: bodies after which a child is replaced.
         every: seconds between two samples.
         seed: the same seed, the same load and faults.
@@ -38,6 +38,7 @@ class Plan:
     control: int
     seconds: float
     faults: int
+    memory_from: int
     life: int
     every: float
     seed: int
@@ -45,7 +46,7 @@ class Plan:
 
     @property
     def memory_judged(self) -> bool:
-        return bool(self.control) and self.invocations >= JUDGED_FROM
+        return bool(self.control) and self.invocations >= self.memory_from
 
 
 def options(plan: Plan) -> list[str]:
