@@ -18,6 +18,11 @@ import redis
 from chaos.journal import Follower
 from chaos.place import Place
 
+#: The rows of every tenant, in the memory.
+ROWS: Final = "*:rows"
+#: Between two samples pass at least so many times as many seconds as the first of them took.
+RARELY: Final = 10
+
 
 class Role(StrEnum):
     """Whose memory is looked at."""
@@ -77,7 +82,7 @@ class Sampler:
 
     Args:
         place: where the run takes place.
-        every: seconds between two samples.
+        every: seconds between two samples, or more where taking one is slow.
         processes: the processes to look at, asked before each sample.
     """
 
@@ -111,8 +116,11 @@ class Sampler:
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(self._every):
+            took = 0.0
+            while not self._stop.wait(max(self._every, RARELY * took)):
+                began = time.monotonic()
                 self.samples.append(self._sample())
+                took = time.monotonic() - began
         except Exception as error:  # told by the thread that waits for this one
             self._failure = error
 
@@ -154,9 +162,6 @@ class Sampler:
                 return both, rows
         except redis.RedisError:
             return None, None
-
-
-ROWS: Final = "*:rows"
 
 
 def spool_files(place: Place) -> int:
