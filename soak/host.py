@@ -81,12 +81,10 @@ def run_audited(plan: Plan, directory: Path, say: Callable[[str], None]) -> Audi
             crew.wait_ready()
             say(f"worker and keeper are up: {plan.invocations:,} invocations")
             app.control.inspect(timeout=1).ping()  # its connections are there from now on
-            injector = Injector(place, crew, server, app.control)
-            host, keeper = crew.workers[0], crew.keeper
-            with (
-                Team([caller]),
-                Sampler(place, plan.every, processes(host, caller, keeper)) as looking,
-            ):
+            looking = Sampler(place, plan.every, processes(crew.workers[0], caller, crew.keeper))
+            due = _keeping_step(plan, looking, caller)
+            injector = Injector(place, crew, server, app.control, due)
+            with Team([caller]), looking:
                 _disturb(plan, injector, caller)
                 say(f"all is published, {injector.done.total()} faults; until quiet...")
                 left = _wait_until_quiet(place, app, looking)
@@ -146,6 +144,15 @@ def _disturb(plan: Plan, injector: Injector, caller: Member) -> None:
         return not done(caller)
 
     injector.run(_faults(plan), threading.Event(), publishing)
+
+
+def _keeping_step(plan: Plan, looking: Sampler, caller: Member) -> Callable[[Fault], bool]:
+    """Faults are spread over the load: where that takes longer than planned, so do they."""
+
+    def due(fault: Fault) -> bool:
+        return looking.done / plan.invocations >= fault.at / plan.seconds or done(caller)
+
+    return due
 
 
 def _faults(plan: Plan) -> list[Fault]:

@@ -111,6 +111,11 @@ class Sampler:
             raise self._failure
 
     @property
+    def done(self) -> int:
+        """Bodies that had run at the latest sample."""
+        return self.samples[-1].done if self.samples else 0
+
+    @property
     def running(self) -> bool:
         return self._thread.is_alive()
 
