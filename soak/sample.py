@@ -21,7 +21,7 @@ from chaos.place import Place
 #: The rows of every tenant, in the memory.
 ROWS: Final = "*:rows"
 #: Between two samples pass at least so many times as many seconds as the first of them took.
-RARELY: Final = 10
+RARELY: Final = 25
 
 
 class Role(StrEnum):
