@@ -48,6 +48,8 @@ LONGEST_OUTAGE: Final = 15.0
 QUIET_SAMPLES: Final = 3
 #: Seconds that sealing the last rows may take.
 SEAL_SECONDS: Final = 120.0
+#: Seconds in which the last file of the spool is to go.
+SWEEP_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +90,7 @@ def run_audited(plan: Plan, directory: Path, say: Callable[[str], None]) -> Audi
                 _disturb(plan, injector, caller)
                 say(f"all is published, {injector.done.total()} faults; until quiet...")
                 left = _wait_until_quiet(place, app, looking)
-            spool = spool_files(place)
+            spool = _left_in_spool(place)
             say("quiet; the account and the ledger...")
             tally = Accountant(place).judge()
             verified = _verify(place)
@@ -171,6 +173,14 @@ def _wait_until_quiet(place: Place, app: Any, looking: Sampler) -> list[str]:
     while len(looking.samples) < enough and looking.running:
         time.sleep(LOOK_SECONDS)
     return left
+
+
+def _left_in_spool(place: Place) -> int:
+    """Files in the spool, once what killed processes left half written had time to be swept."""
+    deadline = time.monotonic() + SWEEP_SECONDS
+    while (files := spool_files(place)) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    return files
 
 
 def _verify(place: Place) -> str:
