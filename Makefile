@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 COMPILE = pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench chaos lock clean
+.PHONY: help demo test lint bench chaos soak lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ bench: $(STAMP) ## measure what the audit costs
 
 chaos: $(STAMP) ## kill, freeze and cut off, and judge what is on record (ARGS="--seed 7" repeats)
 	@$(BIN)/python -m chaos --invocations 20000 --faults 300 $(ARGS)
+
+soak: $(STAMP) ## see whether memory, handles and spool stay flat over 200,000 invocations (15 minutes)
+	@$(BIN)/python -m soak --invocations 200000 $(ARGS)
 
 lock: $(BIN)/python ## write requirements/*.lock anew from pyproject.toml
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \

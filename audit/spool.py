@@ -2,7 +2,8 @@
 
 One file a row, so that many processes write and replay side by side without a lock: a file is
 written under a name nobody reads, flushed to disk, renamed, and the folder is flushed as well,
-before :meth:`Spool.keep` returns. A crash leaves a whole row or none. Replaying is emitting again,
+before :meth:`Spool.keep` returns. A crash leaves a whole row or none; what it left half written is
+removed by a later replay, for the lock on it went with its writer. Replaying is emitting again,
 which is idempotent, so two replays of one row and a crash between emit and removal do no harm.
 
 What cannot be replayed is never thrown away: a file that is no row, and a row the memory refuses
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import logging
 import math
@@ -39,6 +41,9 @@ MAX_BYTES: Final = 10 * 1024 * 1024
 FULL_FOR: Final = 0.05
 
 _SUFFIX: Final = ".row"
+_HALF: Final = ".tmp"
+#: A writer locks its file at once; only from then on is a file without a lock nobody's.
+_HALF_SECONDS: Final = 5.0
 QUARANTINE: Final = "quarantine"
 
 
@@ -101,7 +106,7 @@ class Spool:
         """
         with self._errors_of_ours():
             self._prepare(self.directory)
-            probe = self.directory / f".{uuid4().hex}.probe"
+            probe = self.directory / f".{uuid4().hex}{_HALF}"
             _write(probe, b"")
             probe.unlink()
 
@@ -176,6 +181,8 @@ class Spool:
             AuditMemoryError: the memory is still out of reach; what is left waits on.
             SpoolError: the disk does not let a row be read or removed; it waits on.
         """
+        for folder in (self.directory, self.directory / QUARANTINE):
+            _sweep(folder)
         emitted = quarantined = 0
         faults: dict[str, MemoryDamagedError] = {}
         for path in self._waiting():
@@ -241,12 +248,11 @@ class Spool:
         # A clock that was set back must not let a later row overtake one that waits.
         newest = max((_order(path) for path in self._waiting()), default=0)
         name = f"{max(self._now_ns(), newest + 1):020d}-{row.request_id}-{uuid4().hex}"
-        hidden = folder / f".{name}.tmp"
+        hidden = folder / f".{name}{_HALF}"
         with self._errors_of_ours():
             self._prepare(folder)
             try:
-                _write(hidden, row.to_bytes())
-                hidden.rename(folder / f"{name}{_SUFFIX}")
+                _write(hidden, row.to_bytes(), folder / f"{name}{_SUFFIX}")
             except BaseException:
                 hidden.unlink(missing_ok=True)
                 raise
@@ -284,15 +290,37 @@ _TICK_NS: Final = 50_000_000
 _PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
-def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def _write(hidden: Path, content: bytes, final: Path | None = None) -> None:
+    descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
+        with contextlib.suppress(OSError):  # where files cannot be locked none is swept, either
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         view = memoryview(content)
         while view:
             view = view[os.write(descriptor, view) :]
         os.fsync(descriptor)
+        if final is not None:
+            hidden.rename(final)
     finally:
         os.close(descriptor)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed process left half written: the row in it was never kept."""
+    for path in folder.glob(f".*{_HALF}"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _HALF_SECONDS and _given_up(path):
+                path.unlink()
+
+
+def _given_up(path: Path) -> bool:
+    """Whether nobody writes it any more: a writer holds a lock, also while it is frozen."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _flush_folder(folder: Path) -> None:

@@ -68,7 +68,7 @@ def _command(options: argparse.Namespace) -> str:
     return "python -m chaos " + " ".join(f"--{name} {getattr(options, name)}" for name in names)
 
 
-def _from(least: Number) -> Callable[[str], Number]:
+def number_from(least: Number) -> Callable[[str], Number]:
     """Reads a number of the type of ``least`` that is no smaller."""
 
     def number(text: str) -> Number:
@@ -90,14 +90,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m chaos", description="Disturb a real host, and judge what is on record."
     )
     parser.add_argument(
-        "--invocations", type=_from(1), default=20_000, help="skills to publish (20000)"
+        "--invocations", type=number_from(1), default=20_000, help="skills to publish (20000)"
     )
-    parser.add_argument("--faults", type=_from(0), default=300, help="faults to inject (300)")
+    parser.add_argument("--faults", type=number_from(0), default=300, help="faults to inject (300)")
     parser.add_argument(
         "--seed", type=int, default=secrets.randbelow(10**6), help="of load and schedule"
     )
-    parser.add_argument("--minutes", type=_from(0.01), help="how long the disturbance lasts")
-    parser.add_argument("--lease", type=_from(0.5), default=3.0, help="seconds a lease lasts (3)")
+    parser.add_argument("--minutes", type=number_from(0.01), help="how long the disturbance lasts")
+    parser.add_argument(
+        "--lease", type=number_from(0.5), default=3.0, help="seconds a lease lasts (3)"
+    )
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="write everything there, and keep it"
     )

@@ -18,13 +18,14 @@ from typing import Final, Self
 
 import psutil  # type: ignore[import-untyped]
 
-from chaos.app import QUEUE
 from chaos.place import ROOT, Place
+from chaos.skills import QUEUE
 
 #: Seconds that the end of a process may take before it is killed.
 END_SECONDS: Final = 20.0
 START_SECONDS: Final = 60.0
 CHILDREN: Final = 3
+_OPTIONS: Final = ("-l", "INFO", "-c", str(CHILDREN))
 
 
 class ChaosError(Exception):
@@ -134,16 +135,11 @@ class Member:
             self.process.stdin.close()
 
 
-class Crew:
-    """The workers and the keeper of a run."""
+class Team:
+    """Processes that start and end together."""
 
-    def __init__(self, place: Place, workers: int) -> None:
-        self.workers = [_worker(place, number) for number in range(workers)]
-        self.keeper = Member(place, "keeper", _KEEP, b"")
-
-    @property
-    def members(self) -> list[Member]:
-        return [*self.workers, self.keeper]
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = members
 
     def __enter__(self) -> Self:
         try:
@@ -182,11 +178,29 @@ class Crew:
             time.sleep(0.05)
 
 
-_KEEP: Final = ("celery", "-A", "chaos.app", "audit", "keep", "--json")
+class Crew(Team):
+    """The workers and the keeper of a run.
+
+    Args:
+        place: where they work.
+        workers: how many.
+        host: the module of their app.
+        options: further options of the workers.
+    """
+
+    def __init__(
+        self, place: Place, workers: int, host: str = "chaos.app", options: Sequence[str] = _OPTIONS
+    ) -> None:
+        self.workers = [worker(place, number, host, options) for number in range(workers)]
+        self.keeper = Member(
+            place, "keeper", ["celery", "-A", host, "audit", "keep", "--json"], b""
+        )
+        super().__init__([*self.workers, self.keeper])
 
 
-def _worker(place: Place, number: int) -> Member:
-    command = ["celery", "-A", "chaos.app", "worker", "-P", "prefork", "-c", str(CHILDREN)]
-    command += ["-Q", QUEUE, "-l", "INFO", "--without-mingle", "--without-gossip"]
+def worker(place: Place, number: int, host: str, options: Sequence[str]) -> Member:
+    """A prefork worker that consumes the queue of the run."""
+    command = ["celery", "-A", host, "worker", "-P", "prefork", "-Q", QUEUE, *options]
+    command += ["--without-mingle", "--without-gossip"]
     name = f"worker-{number}"
     return Member(place, name, [*command, "-n", f"{name}@chaos"], b" ready.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -65,8 +65,10 @@ class Fault:
     span: float
 
 
-def schedule(random: Random, count: int, seconds: float) -> list[Fault]:
-    """So many faults at random moments, each kind once before any comes twice."""
+def schedule(
+    random: Random, count: int, seconds: float, kinds: Collection[Kind] = tuple(Kind)
+) -> list[Fault]:
+    """So many faults at random moments, each of ``kinds`` once before any comes twice."""
     moments = sorted(random.uniform(0, seconds) for _ in range(count))
     return [
         Fault(
@@ -75,11 +77,12 @@ def schedule(random: Random, count: int, seconds: float) -> list[Fault]:
             target=random.random(),
             span=random.uniform(*SPANS.get(kind, (0.0, 0.0))),
         )
-        for kind, at in zip(_kinds(random, count), moments, strict=True)
+        for kind, at in zip(_kinds(random, count, kinds), moments, strict=True)
     ]
 
 
-def _kinds(random: Random, count: int) -> Iterator[Kind]:
-    first = random.sample(list(Kind), min(count, len(Kind)))
-    rest = random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count - len(first))
+def _kinds(random: Random, count: int, kinds: Collection[Kind]) -> Iterator[Kind]:
+    first = random.sample(list(kinds), min(count, len(kinds)))
+    weights = [WEIGHTS[kind] for kind in kinds]
+    rest = random.choices(list(kinds), weights, k=count - len(first))
     yield from [*first, *rest]

@@ -18,11 +18,11 @@ from typing import Any, Final, TypeVar
 from audit.embedded import EmbeddedServer
 from audit.reconciler import PERIODS, RENEWALS
 from chaos import journal
-from chaos.app import SLOW
 from chaos.crew import Crew, Member
 from chaos.faults import Fault, Kind
 from chaos.journal import Effect
 from chaos.place import Place
+from chaos.skills import SLOW
 
 #: Seconds until a fault is tried again that finds nobody it could happen to.
 AGAIN_SECONDS: Final = 0.25
@@ -66,6 +66,13 @@ class Span:
 class Injector:
     """Does to a host what the schedule says. Everything happens in the thread of :meth:`run`.
 
+    Args:
+        place: where.
+        crew: to whom.
+        memory: its server.
+        control: the app's, to revoke.
+        due: whether a fault whose time has come may happen, or waits.
+
     Attributes:
         blows: what was done to processes.
         outages: when the memory was away.
@@ -76,7 +83,14 @@ class Injector:
             may wait there for ever; every row was written by then, so this is counted only.
     """
 
-    def __init__(self, place: Place, crew: Crew, memory: EmbeddedServer, control: Any) -> None:
+    def __init__(
+        self,
+        place: Place,
+        crew: Crew,
+        memory: EmbeddedServer,
+        control: Any,
+        due: Callable[[Fault], bool] = lambda fault: True,
+    ) -> None:
         self.blows: list[Blow] = []
         self.outages: list[Span] = []
         self.without_keeper: list[Span] = []
@@ -87,8 +101,8 @@ class Injector:
         self._crew = crew
         self._memory = memory
         self._control = control
+        self._due = due
         self._memory_disturbed = False
-        self._began = 0.0
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._faults: dict[Kind, Callable[[Fault], bool]] = {
@@ -115,7 +129,6 @@ class Injector:
         began = time.monotonic()
         for fault in faults:
             self._at(began + fault.at, functools.partial(self._inject, fault, stop))
-        self._began = began
         self._later(LOOK_SECONDS, lambda: self._look(stop, busy))
         while self._agenda:
             moment, _, action = self._agenda[0]
@@ -133,15 +146,17 @@ class Injector:
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         self._at(time.monotonic() + seconds, action)
 
-    def _inject(self, fault: Fault, stop: threading.Event) -> None:
+    def _inject(self, fault: Fault, stop: threading.Event, since: float | None = None) -> None:
         if stop.is_set():
             return
-        if self._faults[fault.kind](fault):
+        if since is None and self._due(fault):
+            since = time.monotonic()
+        if since is not None and self._faults[fault.kind](fault):
             self.done[fault.kind] += 1
-        elif time.monotonic() - self._began - fault.at > GIVE_UP_SECONDS:
+        elif since is not None and time.monotonic() - since > GIVE_UP_SECONDS:
             self.surprises.append(f"nobody to do this to: {fault.kind}")
         else:
-            self._later(AGAIN_SECONDS, lambda: self._inject(fault, stop))
+            self._later(AGAIN_SECONDS, lambda: self._inject(fault, stop, since))
 
     def _look(self, stop: threading.Event, busy: Callable[[], bool]) -> None:
         """Start again who ended unasked: a worker must not, and an account is kept of it."""

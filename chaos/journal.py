@@ -68,3 +68,21 @@ def recent(path: Path) -> list[Effect]:
         journal.seek(max(0, path.stat().st_size - TAIL_BYTES))
         lines = journal.read().splitlines()[1:]
     return [Effect(**json.loads(line)) for line in reversed(lines)]
+
+
+class Follower:
+    """Reads a journal as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def new(self) -> list[Effect]:
+        """The effects since the last call; a line without its end is left for the next one."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as journal:
+            journal.seek(self._read)
+            whole = journal.read().rpartition(b"\n")[0]
+        self._read += len(whole) + 1 if whole else 0
+        return [Effect(**json.loads(line)) for line in whole.splitlines()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any, Final
@@ -18,7 +18,9 @@ TENANTS: Final = (
 PERSONA: Final = "chaos-operator@1.0.0"
 
 #: The name of a skill, how often it comes relative to the others, and its argument.
-MIX: Final[tuple[tuple[str, int, Callable[[Random], Any]], ...]] = (
+Part = tuple[str, int, Callable[[Random], Any]]
+
+MIX: Final[tuple[Part, ...]] = (
     ("instant", 30, lambda random: random.randrange(1000)),
     ("short", 20, lambda random: 0.05),
     ("late", 12, lambda random: 0.05),
@@ -36,12 +38,34 @@ MIX: Final[tuple[tuple[str, int, Callable[[Random], Any]], ...]] = (
 class Publisher:
     """Publishes so many skills, spread evenly over so many seconds.
 
+    Args:
+        skills: what there is to call, by name.
+        random: draws skills, arguments and tenants.
+        count: how many calls.
+        seconds: over how long.
+        mix: which skills, how often.
+        tenants: for whom.
+        tell: told the task id of each call; as long as it takes, nothing is published.
+
     Attributes:
         published: how many so far.
     """
 
-    def __init__(self, skills: SimpleNamespace, random: Random, count: int, seconds: float) -> None:
+    def __init__(
+        self,
+        skills: SimpleNamespace,
+        random: Random,
+        count: int,
+        seconds: float,
+        mix: Sequence[Part] = MIX,
+        tenants: Sequence[str] = TENANTS,
+        tell: Callable[[str], object] = lambda task_id: None,
+    ) -> None:
         self.published = 0
+        self._mix = mix
+        self._weights = [weight for _, weight, _ in mix]
+        self._tenants = tenants
+        self._tell = tell
         self._skills = skills
         self._random = random
         self._count = count
@@ -56,9 +80,9 @@ class Publisher:
             self._publish()
 
     def _publish(self) -> None:
-        weights = [weight for _, weight, _ in MIX]
-        name, _, argument = self._random.choices(MIX, weights)[0]
-        tenant_id = self._random.choice(TENANTS)
+        name, _, argument = self._random.choices(self._mix, self._weights)[0]
+        tenant_id = self._random.choice(self._tenants)
         with acting_as(PERSONA, tenant_id=tenant_id):
-            getattr(self._skills, name).delay(argument(self._random))
+            result = getattr(self._skills, name).delay(argument(self._random))
         self.published += 1
+        self._tell(str(result.id))

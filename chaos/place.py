@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +27,7 @@ class Place:
         memory: URL of the audit memory.
         lease: seconds a lease lasts.
         emit_timeout: seconds an emit may take.
+        more: further variables of its processes.
     """
 
     directory: Path
@@ -34,6 +35,7 @@ class Place:
     memory: str
     lease: float
     emit_timeout: float = 0.5
+    more: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def journal(self) -> Path:
@@ -64,4 +66,5 @@ class Place:
             "AUDIT_LEASE_SECONDS": str(self.lease),
             "AUDIT_EMIT_TIMEOUT": str(self.emit_timeout),
             "AUDIT_KEEPER_LISTEN": "off",  # two keepers, and whatever else this machine runs
+            **self.more,
         }

@@ -9,8 +9,8 @@ import redis
 
 from audit.memory import AuditMemory
 from audit.spool import Spool
-from chaos.app import QUEUE
 from chaos.place import Place
+from chaos.skills import QUEUE
 
 #: Seconds in which something of what is left must get done, with everyone up.
 DEADLINE: Final = 60.0

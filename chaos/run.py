@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-import redis
-
-from audit import open_memory
 from audit.embedded import EmbeddedServer
 from audit.memory import AuditMemory
-from audit.spool import QUARANTINE, Spool
 from chaos import journal
-from chaos.app import declare, make_app
 from chaos.closing import Closings
 from chaos.crew import Crew
+from chaos.evidence import memory_of, reported_lost, results_of, set_aside, spool_of
 from chaos.faults import schedule
 from chaos.injector import Injector
 from chaos.load import Publisher
 from chaos.place import Place
 from chaos.quiet import Quiet
 from chaos.report import Outcome, write_events
-from chaos.verdict import QUARANTINED, REPORTED_LOST, Account, Finding, judge
+from chaos.skills import declare, make_app
+from chaos.verdict import Account, Finding, judge
 
 WORKERS: Final = 3
-READ_SECONDS: Final = 30.0
-#: In a log record that carries a whole row, because no other place took it.
-LOST_ROW: Final = "; the row: "
 #: What a caller is told whose skill did not run.
 UNAVAILABLE: Final = "AuditEmitFailed"
 
@@ -94,14 +87,14 @@ def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Outcome:
 
 
 def _wait_until_quiet(place: Place, app: Any) -> list[str]:
-    with _memory(place) as memory:
-        return Quiet(place, memory, _spool(place, memory), app.control).wait(WORKERS)
+    with memory_of(place) as memory:
+        return Quiet(place, memory, spool_of(place, memory), app.control).wait(WORKERS)
 
 
 def _judge(place: Place) -> tuple[Account, int, list[Finding]]:
-    with _memory(place) as memory:
+    with memory_of(place) as memory:
         account, refused = _account(place, memory)
-        lost = [*_set_aside(place, memory), *_reported_lost(place.directory)]
+        lost = [*set_aside(place, memory), *reported_lost(place.directory)]
     return account, refused, [*judge(account), *lost]
 
 
@@ -127,19 +120,6 @@ def _publishing_app(place: Place) -> Iterator[Any]:
         app.close()
 
 
-@contextmanager
-def _memory(place: Place) -> Iterator[AuditMemory]:
-    memory = open_memory(place.memory, timeout=READ_SECONDS)
-    try:
-        yield memory
-    finally:
-        memory.close()
-
-
-def _spool(place: Place, memory: AuditMemory) -> Spool:
-    return Spool(place.spool, memory.name)
-
-
 def _random(seed: int, purpose: str) -> Random:
     """Randomness for one purpose: what one part draws does not move the others."""
     return Random(f"{seed} {purpose}")  # noqa: S311 - nothing secret about it
@@ -162,38 +142,10 @@ def _disturb(plan: Plan, injector: Injector, publisher: Publisher) -> None:
 def _account(place: Place, memory: AuditMemory) -> tuple[Account, int]:
     """Everything that is known, and how many callers were told that the memory is away."""
     rows = list(memory.rows())
-    results = _results(place)
+    results = results_of(place)
     states = {task_id: str(result["status"]) for task_id, result in results.items()}
     refused = sum(
         isinstance(result["result"], dict) and result["result"].get("exc_type") == UNAVAILABLE
         for result in results.values()
     )
     return Account(rows, journal.read(place.journal), states), refused
-
-
-def _results(place: Place) -> dict[str, dict[str, Any]]:
-    backend: Any = redis.Redis.from_url(place.results, socket_timeout=READ_SECONDS)
-    with backend:
-        keys = list(backend.scan_iter("celery-task-meta-*", count=1000))
-        stored = [value for page in _pages(keys) for value in backend.mget(page)]
-    results = [json.loads(value) for value in stored if value is not None]
-    return {result["task_id"]: result for result in results}
-
-
-def _pages(keys: Sequence[bytes], size: int = 500) -> Iterator[Sequence[bytes]]:
-    for begin in range(0, len(keys), size):
-        yield keys[begin : begin + size]
-
-
-def _set_aside(place: Place, memory: AuditMemory) -> list[Finding]:
-    folder = _spool(place, memory).directory / QUARANTINE
-    return [Finding(QUARANTINED, str(path)) for path in sorted(folder.glob("*"))]
-
-
-def _reported_lost(directory: Path) -> list[Finding]:
-    return [
-        Finding(REPORTED_LOST, f"{path.name}: {line}")
-        for path in sorted(directory.glob("*.log"))
-        for line in path.read_text(errors="replace").splitlines()
-        if LOST_ROW in line
-    ]

@@ -123,7 +123,7 @@ def test_the_wheel_holds_the_packages_with_their_data(tmp_path: Path) -> None:
 def test_the_makefile_has_its_targets() -> None:
     """Each target that README and CI name exists, is phony, and is explained by `make help`."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    wanted = {"help", "demo", "test", "lint", "bench", "chaos", "lock", "clean"}
+    wanted = {"help", "demo", "test", "lint", "bench", "chaos", "soak", "lock", "clean"}
     assert set(re.findall(r"^([a-z]+):.* ## ", text, re.MULTILINE)) == wanted
     assert set(re.search(r"^\.PHONY:(.*)$", text, re.MULTILINE)[1].split()) == wanted  # type: ignore[index]
 
