@@ -73,12 +73,14 @@ def roles(postgres: PostgresServer) -> Iterator[None]:
             admin.execute(f"DROP ROLE rs_{role}")
 
 
-@pytest.fixture(params=["rs_owner", "postgres"])
-def secured(
-    request: pytest.FixtureRequest, postgres: PostgresServer, roles: None
-) -> Iterator[Secured]:
-    """Owned by an ordinary role, and by a superuser, whom no policy binds."""
-    made = Secured(postgres, request.param)
+@pytest.fixture
+def owner() -> str:
+    return "rs_owner"
+
+
+@pytest.fixture
+def secured(postgres: PostgresServer, roles: None, owner: str) -> Iterator[Secured]:
+    made = Secured(postgres, owner)
     yield made
     with psycopg.connect(postgres.url(), autocommit=True) as admin:
         admin.execute(f"DROP SCHEMA {made.schema} CASCADE")
@@ -169,6 +171,8 @@ def said(line: psycopg.Connection, statement: str) -> str:
         return str(error)
 
 
+#: An ordinary role, and a superuser, whom no policy binds: his functions ask all the same.
+@pytest.mark.parametrize("owner", ["rs_owner", "postgres"])
 def test_a_bound_writer_appends_rows_of_its_tenant_alone(secured: Secured) -> None:
     """A refusal does not tell whether there is such an invocation; keeping is not for it."""
     host, narrow = secured.memory("host"), secured.memory("narrow_host")
