@@ -81,13 +81,11 @@ class SqliteMemory(SqlMemory):
         return "always" if self._durable else "server"
 
     def check(self) -> None:
-        """Also that this process may write: a file of somebody else can be one that it only reads.
-
-        ``BEGIN IMMEDIATE`` asks for the writer's lock, and nothing is written.
-        """
+        """Also whether this process may write; of what it tries nothing gets to the disk."""
         deadline = self._deadline()
         with self._errors_of_ours(), self._lines.taken(deadline) as line:
             self._patiently(lambda: line.execute("BEGIN IMMEDIATE"), deadline)
+            line.execute("UPDATE audit_settings SET version = version")
             line.execute("ROLLBACK")
 
     def close(self) -> None:
