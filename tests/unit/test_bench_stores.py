@@ -56,7 +56,9 @@ def test_a_writer_does_what_it_is_told_in_both_ways(tmp_path: Path) -> None:
     assert len(list(memory.rows())) - before == 4
     with sqlite3.connect(f"{tmp_path}/audit.db-bare") as connection:
         [(rows,)] = connection.execute("SELECT count(*) FROM bare").fetchall()
-        [(equal,)] = connection.execute("SELECT count(*) FROM bare WHERE row LIKE '{%'").fetchall()
+        [(equal,)] = connection.execute(
+            "SELECT count(*) FROM bare WHERE hex(row) LIKE '7B%'"
+        ).fetchall()
     assert rows == before + 4
     assert rows == equal
     memory.close()
