@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from audit.errors import EmbeddedServerError
-from bench import board, emit, ledger, memory, privacy, roundtrip, sweep, throughput
+from bench import board, emit, ledger, memory, privacy, roundtrip, stores, sweep, throughput
 from bench.processes import BenchError
 from bench.report import environment
 
@@ -59,10 +59,16 @@ def _board(rounds: int, tasks: int) -> tuple[str, Any]:
     return board.report(looks), board.raw(looks)
 
 
+def _stores(rounds: int, tasks: int) -> tuple[str, Any]:
+    measured = stores.measure(rounds, tasks)
+    return stores.report(measured), stores.raw(measured)
+
+
 #: Each section measures, and gives what is printed and its samples.
 SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
     "throughput": _throughput,
     "emit": _emit,
+    "stores": _stores,
     "roundtrip": _roundtrip,
     "memory": _memory,
     "sweep": _sweep,
@@ -97,7 +103,8 @@ def _parser() -> argparse.ArgumentParser:
         "--tasks",
         type=_up_to(MOST_TASKS),
         default=1000,
-        help="tasks of a round (1000); twice as many emits of each writer, a tenth as many round"
+        help="tasks of a round (1000); twice as many emits of each writer, a fifth as many of"
+        " each round in the stores section, a tenth as many round"
         " trips, 20 times as many invocations in the memory section, 1,000 times as many in the"
         " history of the sweep section, a quarter as many turns in the privacy section, 100"
         " times as many sealed rows and 20 times as many emits of each turn in the ledger section,"

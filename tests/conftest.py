@@ -75,13 +75,44 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def postgres_url(postgres: PostgresServer) -> Iterator[str]:
-    """Of a memory without a row, in a schema of its own."""
+def postgres_url(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[str]:
+    """Of a memory without a row, in a schema of its own.
+
+    Where ``AUDIT_TEST_POSTGRES`` is set, as :func:`guarded_url` says: the contract over that.
+    """
+    if os.environ.get("AUDIT_TEST_POSTGRES"):
+        yield request.getfixturevalue("guarded_url")
+        return
     schema = f"audit_{next(_NUMBERS)}"
     url = postgres.url(schema=schema)
     migrate_memory(url)
     yield url
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture(scope="session")
+def guarded_roles(postgres: PostgresServer) -> None:
+    """Neither is a superuser, whom no policy binds; they go with the server."""
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        for role in ("contract_owner", "contract_host"):
+            connection.execute(f"CREATE ROLE {role} LOGIN")
+
+
+@pytest.fixture
+def guarded_url(postgres: PostgresServer, guarded_roles: None) -> Iterator[str]:
+    """Of a memory with row security and a partition for each month, as its writer."""
+    schema = f"guarded_{next(_NUMBERS)}"
+    url = postgres.url(schema=schema)
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {schema} AUTHORIZATION contract_owner")
+        migrate_memory(
+            url.replace("postgres@", "contract_owner@"),
+            writer="contract_host",
+            row_security=True,
+            monthly=True,
+        )
+        yield url.replace("postgres@", "contract_host@")
         connection.execute(f"DROP SCHEMA {schema} CASCADE")
 
 

@@ -39,14 +39,22 @@ def open_memory(url: str, *, timeout: float = 2.0) -> AuditMemory:
     raise MemoryUrlError(f"unknown memory {named}: use one of {known}")
 
 
-def migrate_memory(url: str, *, writer: str | None = None, reader: str | None = None) -> list[str]:
+def migrate_memory(
+    url: str,
+    *,
+    writer: str | None = None,
+    reader: str | None = None,
+    tenant: str | None = None,
+    row_security: bool | None = None,
+    monthly: bool = False,
+) -> list[str]:
     """Bring the tables of a memory in PostgreSQL to this release; what was done, line by line.
 
     See :func:`audit.memory.sql.migration.migrate`.
 
     Raises:
         MemoryUrlError: no other memory has tables to bring anywhere, or the URL is malformed.
-        MemoryUnsuitableError: the tables are of a later release.
+        MemoryUnsuitableError: the tables are of a later release, or cannot be what is asked for.
         MemoryUnavailableError: the database did not answer, or refused.
     """
     if url.partition("://")[0] != "postgresql":
@@ -55,7 +63,14 @@ def migrate_memory(url: str, *, writer: str | None = None, reader: str | None = 
         from audit.memory.sql.migration import migrate
     except ModuleNotFoundError as error:
         raise _lacking("postgres", error) from None
-    return migrate(url, writer=writer, reader=reader)
+    return migrate(
+        url,
+        writer=writer,
+        reader=reader,
+        tenant=tenant,
+        row_security=row_security,
+        monthly=monthly,
+    )
 
 
 def _open_sql(scheme: str, url: str, timeout: float) -> AuditMemory:

@@ -8,6 +8,7 @@ import psycopg
 from psycopg import errors, sql
 
 from audit.errors import MemoryUnavailableError, MemoryUnsuitableError
+from audit.memory.sql.roles import Roles
 from audit.memory.sql.schema import VERSION, ddl
 from audit.memory.sql.url import parse_postgres
 
@@ -15,22 +16,15 @@ from audit.memory.sql.url import parse_postgres
 _ONE_AT_A_TIME: Final = 0x61756474
 
 
-#: What a role may do, ``{0}`` being the schema and ``{1}`` the role. No function that changes
-#: anything may be called by everybody; a row is changed or removed by nobody.
-_READER: Final = (
-    "GRANT USAGE ON SCHEMA {0} TO {1}",
-    "GRANT SELECT ON ALL TABLES IN SCHEMA {0} TO {1}",
-    "GRANT EXECUTE ON FUNCTION {0}.audit_now(), {0}.audit_horizon() TO {1}",
-)
-_WRITER: Final = (
-    *_READER,
-    "GRANT INSERT, UPDATE ON {0}.audit_leases, {0}.audit_leaders TO {1}",
-    "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {0} TO {1}",
-)
-
-
 def migrate(
-    url: str, *, writer: str | None = None, reader: str | None = None, timeout: float = 60.0
+    url: str,
+    *,
+    writer: str | None = None,
+    reader: str | None = None,
+    tenant: str | None = None,
+    row_security: bool | None = None,
+    monthly: bool = False,
+    timeout: float = 60.0,
 ) -> list[str]:
     """Bring the memory at ``url`` to this release's tables; what was done, a sentence each.
 
@@ -41,11 +35,15 @@ def migrate(
         writer: a role that may emit, lease, seal and trim from now on, by the functions for it and
             in no other way.
         reader: a role that may read from now on.
+        tenant: binds both roles to it, by row security; the writer cannot lead, seal or trim then.
+        row_security: turns it on or off; ``None`` leaves it as it is.
+        monthly: the rows get a partition for each month; only when the tables are made.
         timeout: seconds to wait for locks and for each statement.
 
     Raises:
         MemoryUrlError: the URL has a part that cannot be used.
-        MemoryUnsuitableError: the tables are of a later release.
+        MemoryUnsuitableError: the tables are of a later release, there are some without
+            partitions, or a role cannot be bound.
         MemoryUnavailableError: the database did not answer, or refused.
     """
     parsed = parse_postgres(url)
@@ -53,18 +51,20 @@ def migrate(
         with psycopg.connect(parsed.conninfo, connect_timeout=max(2, int(timeout))) as connection:
             connection.execute(f"SET statement_timeout = {round(timeout * 1000)}")
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_ONE_AT_A_TIME,))
-            done = _migrate(connection, parsed.schema)
-            for role, rights in ((writer, _WRITER), (reader, _READER)):
+            done = _migrate(connection, parsed.schema, monthly=monthly)
+            roles = Roles(connection, parsed.schema)
+            if row_security is not None:
+                done += roles.secure() if row_security else roles.release()
+            for role, writes in ((reader, False), (writer, True)):
                 if role is not None:
-                    _grant(connection, parsed.schema, role, rights)
-                    done.append(f"{role} may use the schema {parsed.schema} now")
+                    done.append(roles.let_in(role, writes=writes, tenant=tenant))
             return done
     except psycopg.Error as error:
         first_line = str(error).strip().partition("\n")[0]
         raise MemoryUnavailableError(f"memory {parsed.shown}: {first_line}") from error
 
 
-def _migrate(connection: psycopg.Connection[Any], schema: str) -> list[str]:
+def _migrate(connection: psycopg.Connection[Any], schema: str, *, monthly: bool) -> list[str]:
     named = sql.Identifier(schema)
     # IF NOT EXISTS wants the right to create one all the same.
     if not connection.execute(
@@ -79,17 +79,34 @@ def _migrate(connection: psycopg.Connection[Any], schema: str) -> list[str]:
             found = connection.execute("SELECT version FROM audit_settings").fetchone()
     except errors.UndefinedTable:
         connection.execute(ddl("postgres").encode())
+        if monthly:
+            connection.execute(ddl("months").encode())
         connection.execute(
             sql.SQL("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {} FROM PUBLIC").format(named)
         )
-        return [f"tables of version {VERSION} were made in the schema {schema}"]
+        parts = ", with a partition for each month" if monthly else ""
+        return [f"tables of version {VERSION} were made in the schema {schema}{parts}"]
     version = 0 if found is None else found[0]
     if version != VERSION:
         raise MemoryUnsuitableError(
             f"the schema {schema} has tables of version {version}, and this release is for"
             f" {VERSION}: use the release that fits"
         )
-    return [*_catch_up(connection)]
+    return [*_catch_up(connection), *_tend_months(connection, schema, wanted=monthly)]
+
+
+def _tend_months(connection: psycopg.Connection[Any], schema: str, *, wanted: bool) -> list[str]:
+    """Remove past months that trimming has emptied."""
+    parted = "SELECT relkind = 'p' FROM pg_class WHERE oid = 'audit_rows'::regclass"
+    if connection.execute(parted).fetchone() == (True,):
+        gone = connection.execute("SELECT audit_drop_empty_months()").fetchall()
+        return [f"{name}, in which no row was left, was removed" for (name,) in gone]
+    if wanted:
+        raise MemoryUnsuitableError(
+            f"the schema {schema} has tables without partitions, which are made with the tables"
+            " only: name another schema in the URL, make them there, and copy the rows"
+        )
+    return []
 
 
 def _catch_up(connection: psycopg.Connection[Any]) -> list[str]:
@@ -105,11 +122,3 @@ def _catch_up(connection: psycopg.Connection[Any]) -> list[str]:
     return (
         [] if raised is None else [f"new rows come behind those that were restored ({raised[0]})"]
     )
-
-
-def _grant(
-    connection: psycopg.Connection[Any], schema: str, role: str, rights: tuple[str, ...]
-) -> None:
-    for right in rights:
-        named = sql.Identifier(schema), sql.Identifier(role)
-        connection.execute(sql.SQL(right).format(*named))

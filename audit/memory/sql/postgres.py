@@ -51,6 +51,7 @@ SELECT version, ahead + pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
   current_setting('synchronous_commit'), current_setting('server_encoding')
 FROM audit_settings
 """
+_WRITES: Final = "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')"
 _HOLD: Final = """
 INSERT INTO audit_leases VALUES (%s, audit_now() + %s, audit_now())
 ON CONFLICT (worker) DO UPDATE SET until = excluded.until, seen = excluded.seen
@@ -138,7 +139,13 @@ class PostgresMemory(SqlMemory):
 
     def check(self) -> None:
         with self._errors_of_ours():
-            self._give_back(self._connect(self._deadline()))
+            connection = self._connect(self._deadline())
+            try:
+                self._insist_on_writes(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._give_back(connection)
 
     def close(self) -> None:
         if self._owner == os.getpid():
@@ -311,6 +318,21 @@ class PostgresMemory(SqlMemory):
             raise MemoryUnsuitableError(
                 f"the memory's database has the encoding {encoding}, which cannot hold every row:"
                 " use one that was made with ENCODING 'UTF8'"
+            )
+
+    def _insist_on_writes(self, connection: _Connection) -> None:
+        """Asked by :meth:`check` alone: whoever only reads may do so on a standby."""
+        found = connection.execute(_WRITES).fetchone()
+        standby, read_only = found if found is not None else (False, "on")
+        if standby:
+            raise MemoryUnsuitableError(
+                f"the memory {self._url.shown} is on a standby, which takes no writes: name the"
+                " primary, or all hosts and target_session_attrs=read-write"
+            )
+        if read_only == "on":
+            raise MemoryUnsuitableError(
+                f"the memory {self._url.shown} takes no writes: set"
+                " default_transaction_read_only of this role and its database to off"
             )
 
     @contextmanager

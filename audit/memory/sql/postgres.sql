@@ -6,7 +6,10 @@
 -- what lies below the oldest transaction that still runs (audit_horizon) never sees a row come in late.
 --
 -- Close once: the primary key of audit_invocations decides which start counts, and a row lock on it which
--- completion. The unique key of audit_rows holds the same for the rows themselves.
+-- completion. The unique key of audit_rows holds the same for the rows themselves, where it has no partitions.
+--
+-- Two functions say yes and cost nothing until a migration replaces them: audit_may (row_security.sql) and
+-- audit_month (months.sql).
 
 CREATE TABLE audit_settings (
   only_one  boolean PRIMARY KEY DEFAULT true CHECK (only_one),
@@ -92,6 +95,14 @@ CREATE TABLE audit_logs (
 CREATE FUNCTION audit_now() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 
+-- Roles that a migration has let in; which tenant each is bound to, null for all of them.
+CREATE TABLE audit_roles (role text PRIMARY KEY, tenant_id text, writes boolean NOT NULL);
+
+-- Whether this session may touch rows of a tenant, or with null those of all.
+CREATE FUNCTION audit_may(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
+-- Sees to it that there is a place for rows that are stored at a moment.
+CREATE FUNCTION audit_month(moment bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
+
 -- Every row whose turn is smaller is there, or never will be.
 CREATE FUNCTION audit_horizon() RETURNS bigint LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path FROM CURRENT AS
@@ -144,6 +155,9 @@ DECLARE
   seen boolean := false;
   answer text := 'new';
 BEGIN
+  IF NOT audit_may(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
+  -- First of all, while this call holds no lock yet.
+  IF NOT audit_month(now_) THEN RAISE SQLSTATE '40001'; END IF;
   IF what = 'completed' OR what = 'settled' THEN
     UPDATE audit_invocations i
       SET state = 'c', last = sha256(CASE WHEN i.replayed THEN audit_as_replay(bytes) ELSE bytes END)
@@ -252,6 +266,7 @@ END $$;
 CREATE FUNCTION audit_swap_sealed(tenant text, old_ bytea, new_ bytea, position_ text)
 RETURNS boolean LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
+  IF NOT audit_may(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
   INSERT INTO audit_logs (tenant_id) VALUES (tenant) ON CONFLICT DO NOTHING;
   UPDATE audit_logs SET sealed = new_, sealed_position = coalesce(position_, sealed_position)
     WHERE tenant_id = tenant AND sealed IS NOT DISTINCT FROM old_;
@@ -269,6 +284,7 @@ DECLARE
   newest record;
   horizon bigint := audit_horizon();
 BEGIN
+  IF NOT audit_may(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
   -- Two trims at once: the second goes on where the first has stopped.
   INSERT INTO audit_logs (tenant_id) VALUES (tenant) ON CONFLICT DO NOTHING;
   PERFORM 1 FROM audit_logs l WHERE l.tenant_id = tenant FOR UPDATE;
@@ -312,6 +328,9 @@ DECLARE
   tokens integer;
   ticks integer;
 BEGIN
+  IF NOT audit_may(NULL) THEN RETURN 0; END IF;
+  -- Next month's place a week ahead, so that no emit has to make it.
+  PERFORM audit_month(now_ + 7 * 86400 * 1000000::bigint);
   DELETE FROM audit_tokens t USING (
     SELECT o.tenant_id, o.token FROM audit_tokens o WHERE o.until < now_
     ORDER BY o.until LIMIT most FOR UPDATE SKIP LOCKED) AS old_ones

@@ -32,6 +32,9 @@ from audit.row import AuditRow
 
 #: Seconds between two tries to become the writer: a random number between these.
 RETRY: Final = (0.000_05, 0.000_4)
+#: Pages of the log of writes after which a writer copies them into the file, and waits for the disk
+#: twice more. A row is some 8 pages: with SQLite's own 1,000 pages one emit of 100 would.
+CHECKPOINT: Final = 3_000
 #: Bytes from which on the log of writes is put into the file; how many seconds others may prevent
 #: it, and how many milliseconds each try waits for them.
 LONG_WAL: Final = 16 * 2**20
@@ -78,8 +81,12 @@ class SqliteMemory(SqlMemory):
         return "always" if self._durable else "server"
 
     def check(self) -> None:
-        with self._errors_of_ours(), self._lines.taken(self._deadline()):
-            pass
+        """Also whether this process may write; of what it tries nothing gets to the disk."""
+        deadline = self._deadline()
+        with self._errors_of_ours(), self._lines.taken(deadline) as line:
+            self._patiently(lambda: line.execute("BEGIN IMMEDIATE"), deadline)
+            line.execute("UPDATE audit_settings SET version = version")
+            line.execute("ROLLBACK")
 
     def close(self) -> None:
         self._lines.close()
@@ -201,6 +208,7 @@ class SqliteMemory(SqlMemory):
             raise MemoryUnsuitableError(
                 f"the file system of {self._path} lets SQLite keep no WAL: use a local disk"
             )
+        made.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT}")
         self._judge(made)
 
     def _judge(self, made: sqlite3.Connection) -> None:
