@@ -15,6 +15,7 @@ from audit.embedded import EmbeddedServer
 from audit.memory import AuditMemory, migrate_memory
 from demo.postgres import PostgresServer
 from tasks.lease import Lease
+from tests.cluster import Cluster
 from tests.support import checked_memory
 
 #: Of the schemas that tests have had.
@@ -83,6 +84,20 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
     yield url
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
         connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three masters for all tests of this process that end none and move no slot."""
+    with Cluster.start() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster_url(cluster: Cluster) -> Iterator[str]:
+    """Of a memory without a row, under a prefix of its own."""
+    yield cluster.url(prefix=f"audit-{next(_NUMBERS)}")
+    cluster.flush()
 
 
 @pytest.fixture
