@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from audit import metrics
+from audit import alarms, metrics
 from audit.errors import MemoryDamagedError, RowError, RowRefusedError, SpoolError
 from audit.memory.base import SETTLING, AuditMemory, Stored
 from audit.row import COMPLETED, AuditRow
@@ -202,6 +202,8 @@ class Spool:
         # Only now is it known that this ending counts; a body's own was counted when it closed.
         if stored_as is Stored.NEW and row.meta.get("reason") in SETTLING:
             metrics.closed_from_outside(row.payload)
+        if stored_as is Stored.BARRED:
+            alarms.barred(row)
         with self._errors_of_ours():
             path.unlink(missing_ok=True)
         return True

@@ -1,4 +1,4 @@
-"""Several real servers for tests: a cluster, or a master with a replica and sentinels.
+"""Several real servers for tests: a cluster, or a master with a replica.
 
 Each node is an embedded server of its own, so it ends with its test; ``pause`` and ``kill`` are
 what a machine does that hangs or burns.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -90,6 +92,20 @@ class Cluster:
         size = SLOTS // len(self.masters)
         return min(key_slot(key.encode()) // size, len(self.masters) - 1)
 
+    def begin_move(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
+        """From now on the slot is on its way: neither of the two has all of it."""
+        ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", id_of(source))
+        ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", id_of(target))
+
+    def move_keys(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
+        while keys := ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 10):
+            ask(source, "MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+
+    def end_move(self, slot: int, source: EmbeddedServer, target: EmbeddedServer) -> None:
+        """All keys are there; the others hear of it by and by."""
+        for node in (target, source):
+            ask(node, "CLUSTER", "SETSLOT", slot, "NODE", id_of(target))
+
     def flush(self) -> None:
         for node in self.masters:
             client(node).flushall()
@@ -113,7 +129,8 @@ class Cluster:
             wait_until(lambda node=node: is_linked(node), 30)
 
     def _known(self, node: EmbeddedServer) -> int:
-        return len(ask(node, "CLUSTER", "NODES").decode().strip().splitlines())
+        known = ask(node, "CLUSTER", "NODES").decode().strip().splitlines()
+        return sum("handshake" not in line for line in known)
 
     def _is_ok(self, node: EmbeddedServer) -> bool:
         state = ask(node, "CLUSTER", "INFO").decode()
@@ -128,14 +145,48 @@ def ask(node: EmbeddedServer, *command: Any) -> Any:
         return asked.execute_command(*command)
 
 
+@contextmanager
+def replicated() -> Iterator[tuple[EmbeddedServer, EmbeddedServer]]:
+    """A master and its replica, which are no cluster."""
+    with EmbeddedServer(options=_FAST) as master:
+        place = f"127.0.0.1 {master.port}"
+        with EmbeddedServer(options={**_FAST, "replicaof": place}) as replica:
+            wait_until(lambda: is_linked(replica) and told(master, "connected_slaves") == "1", 30)
+            yield master, replica
+
+
 def id_of(node: EmbeddedServer) -> str:
     return str(ask(node, "CLUSTER", "MYID").decode())
 
 
 def is_linked(replica: EmbeddedServer) -> bool:
     """Whether a replica has all of its master and hears it."""
-    return b"master_link_status:up" in ask(replica, "INFO", "replication")
+    return told(replica, "master_link_status") == "up"
 
 
 def is_master(node: EmbeddedServer) -> bool:
-    return b"role:master" in ask(node, "INFO", "replication")
+    return told(node, "role") == "master"
+
+
+def told(node: EmbeddedServer, name: str) -> str:
+    """A value of INFO; empty where there is none of that name."""
+    lines = (line.partition(":") for line in ask(node, "INFO").decode().splitlines())
+    return next((value for found, _, value in lines if found == name), "")
+
+
+def is_in_step(master: EmbeddedServer, replica: EmbeddedServer) -> bool:
+    """Whether the replica has all that the master has."""
+    return told(master, "master_repl_offset") == told(replica, "slave_repl_offset")
+
+
+def cut_off(master: EmbeddedServer) -> None:
+    """From now on no replica gets anything from this master, however often it asks."""
+    ask(master, "ACL", "SETUSER", "default", "-psync", "-sync")
+    ask(master, "CLIENT", "KILL", "TYPE", "replica")
+    wait_until(lambda: told(master, "connected_slaves") == "0")
+
+
+def take_over(replica: EmbeddedServer) -> None:
+    """The replica is the master of its slots, whoever says what."""
+    ask(replica, "CLUSTER", "FAILOVER", "TAKEOVER")
+    wait_until(lambda: is_master(replica))

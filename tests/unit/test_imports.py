@@ -46,10 +46,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "audit.signing",
         "audit.telemetry",
     ),
-    ("audit.memory.action",),
+    ("audit.memory.action", "audit.alarms"),
     (
         "audit.spool",
-        "audit.alarms",
         "audit.memory.redis_keys",
         "audit.memory.redis_nodes",
         "audit.embedded",
