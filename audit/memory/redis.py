@@ -2,19 +2,20 @@
 
 The keys stand in ``redis_keys.py``. An emit is one script call and one round trip. Whenever a
 connection has not named a row's tenant within the last second, the emit carries the name along in
-the same round trip, before the row. So no row is ever unreachable, and a name that somebody took
+the same round trip, before the row; in a cluster the list of tenants is on a node of its own, which
+has answered before the row is sent. So no row is ever unreachable, and a name that somebody took
 out of the list of tenants comes back with the next row that is emitted a second later.
 
 Every new connection first asks the server what it is, so a server that was replaced or
-reconfigured behind the same address is judged again before it gets a row (``connection.py``).
+reconfigured behind the same address is judged again before it gets a row (``connection.py``). Which
+server that is, of several, stands in ``redis_nodes.py``.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import Any, Final
@@ -32,29 +33,20 @@ from audit.memory.base import (
     Stored,
     order_of,
 )
-from audit.memory.connection import AGAIN, Command, Line, Lines, Nodes
+from audit.memory.connection import AGAIN, Command, Line, Lines
 from audit.memory.newest import LONGEST_NAME, Cursor, moment_of
 from audit.memory.page import LOOK, Open, Page
-from audit.memory.redis_form import (
-    LAST_PLACE,
-    insist,
-    number_in,
-    places_in,
-    refuse,
-    row_in,
-    started_in,
-)
+from audit.memory.redis_form import number_in, refuse
 from audit.memory.redis_keys import HERE_BEFORE, Keys, command_of, naming, written_again
 from audit.memory.redis_lease import RedisLeases
-from audit.memory.redis_nodes import ClusterLines, SentinelLines
-from audit.memory.redis_page import RedisPages, first_position
+from audit.memory.redis_nodes import nodes_of
+from audit.memory.redis_page import RedisPages
+from audit.memory.redis_rows import RedisRows
 from audit.memory.redis_seal import RedisSeal
 from audit.memory.redis_talk import Doubt, Talk, exchange
 from audit.memory.redis_url import Address, Topology, parse_url
 from audit.row import AuditRow
 
-#: Rows fetched in one read; bounds the memory a query needs.
-PAGE: Final = 500
 #: Seconds until a connection names a tenant again, which is a command more in the round trip.
 NAMED_FOR: Final = 1.0
 _SCRIPT: Final = resources.files("audit.memory").joinpath("append.lua").read_text(encoding="utf-8")
@@ -93,7 +85,7 @@ class RedisMemory(AuditMemory):
         self._place = parse_url(url)
         self._prefix, self._replicas = self._place.prefix, self._place.replicas
         try:
-            self._lines = self._open()
+            self._lines = nodes_of(self._place, self._opened, clock)
         except (ValueError, TypeError, RedisError) as error:
             raise MemoryUrlError(f"memory URL {self._place.shown}: {error}") from None
         self._talk = Talk(
@@ -107,26 +99,21 @@ class RedisMemory(AuditMemory):
         self._leases = RedisLeases(self._talk.read, self._prefix)
         self._seal = RedisSeal(self._ask_judged, self._write_judged, self._prefix)
         self._pages = RedisPages(self._talk.write, self._tenants, self._prefix)
+        self._rows = RedisRows(
+            self._talk.read, self._talk.write, self._tenants, self._prefix, pause
+        )
 
-    def _open(self) -> Nodes:
-        place, several = self._place, self._place.topology is not Topology.SINGLE
-
-        def opened(url: str) -> Lines:
-            return Lines(
-                url,
-                script=_SCRIPT,
-                durability=place.durability,
-                timeout=self._timeout,
-                clock=self._clock,
-                replicas=place.replicas,
-                only_master=several,
-            )
-
-        if place.topology is Topology.CLUSTER:
-            return ClusterLines(place, opened, self._clock)
-        if place.topology is Topology.SENTINEL:
-            return SentinelLines(place, opened, self._clock)
-        return opened(place.url)
+    def _opened(self, url: str) -> Lines:
+        place = self._place
+        return Lines(
+            url,
+            script=_SCRIPT,
+            durability=place.durability,
+            timeout=self._timeout,
+            clock=self._clock,
+            replicas=place.replicas,
+            only_master=place.topology is not Topology.SINGLE,
+        )
 
     # --- the contract -------------------------------------------------------------------------
 
@@ -156,13 +143,10 @@ class RedisMemory(AuditMemory):
                     self._talk.wait(pauses, deadline, error)
 
     def running(self, tenant_id: str | None = None) -> Iterator[AuditRow]:
-        return _merged([self._running(Keys(self._prefix, t)) for t in self._tenants(tenant_id)])
+        return self._rows.running(tenant_id)
 
     def select(self, wanted: RowFilter) -> Iterator[AuditRow]:
-        streams = [
-            self._stream(Keys(self._prefix, t), wanted) for t in self._tenants(wanted.tenant_id)
-        ]
-        return filter(wanted.matches, _merged(streams))
+        return self._rows.select(wanted)
 
     def page(
         self,
@@ -188,7 +172,7 @@ class RedisMemory(AuditMemory):
 
     def follow(self, wanted: RowFilter, *, poll: float = 0.2) -> Iterator[AuditRow | None]:
         seen = {t: self._seal.last_position(t) or "0-0" for t in self._tenants(wanted.tenant_id)}
-        return self._follow(wanted, seen, poll)
+        return self._rows.follow(wanted, seen, poll)
 
     def hold_lease(self, worker: str, seconds: float) -> None:
         self._leases.hold(worker, seconds)
@@ -346,77 +330,6 @@ class RedisMemory(AuditMemory):
         # and no cursor takes a longer name.
         return sorted(name for name in names if name.isprintable() and len(name) <= LONGEST_NAME)
 
-    def _running(self, keys: Keys) -> Iterator[AuditRow]:
-        started: list[tuple[str, bytes]] = []
-        for page in _pages(self._ask("ZRANGE", keys.open, "0", "-1")):
-            states = zip(page, self._ask("HMGET", keys.requests, *page), strict=True)
-            started += ((started_in(keys, s), r) for r, s in states if s and s[:1] == b"o")
-        # Sorted as a whole: the set knows the order of milliseconds, not the one within.
-        for begun in _pages(sorted(started, key=lambda place: order_of(place[0]))):
-            rows = self._fetch(keys, [position for position, _ in begun])
-            insist(keys.tenant_id, [request_id for _, request_id in begun], rows)
-            yield from rows
-
-    def _stream(self, keys: Keys, wanted: RowFilter) -> Iterator[AuditRow]:
-        if wanted.request_id is not None:
-            state = self._ask("HGET", keys.requests, wanted.request_id)
-            return self._at(keys, sorted(places_in(keys, state), key=order_of))
-        return self._scan(keys, first_position(wanted))
-
-    def _at(self, keys: Keys, positions: Sequence[str]) -> Iterator[AuditRow]:
-        for page in _pages(positions):
-            yield from self._fetch(keys, page)
-
-    def _fetch(self, keys: Keys, positions: Sequence[str]) -> list[AuditRow]:
-        answers = self._talk.read([("XRANGE", keys.rows, at, at) for at in positions])
-        return [row_in(entry) for found in answers for entry in found]
-
-    def _scan(self, keys: Keys, start: str) -> Iterator[AuditRow]:
-        while True:
-            page = self._ask("XRANGE", keys.rows, start, "+", "COUNT", str(PAGE))
-            yield from map(row_in, page)
-            if len(page) < PAGE:
-                return
-            start = f"({page[-1][0].decode()}"
-
-    def _follow(
-        self, wanted: RowFilter, seen: dict[str, str], poll: float
-    ) -> Iterator[AuditRow | None]:
-        while True:
-            for tenant_id in self._tenants(wanted.tenant_id):
-                seen.setdefault(tenant_id, "0-0")
-            arrived = self._arrived(seen) if seen else []
-            yield from filter(wanted.matches, arrived)
-            if not arrived:
-                yield None
-                self._pause(poll)
-
-    def _arrived(self, seen: dict[str, str]) -> list[AuditRow]:
-        # A command each: of one for all the server would not tell which stream is none.
-        found = self._talk.write(
-            [
-                ("XRANGE", Keys(self._prefix, t).rows, f"({position}", "+", "COUNT", str(PAGE))
-                for t, position in seen.items()
-                if order_of(position) != LAST_PLACE
-            ]
-        )
-        rows = [row_in(entry) for page in found for entry in page]
-        for row in rows:
-            seen[row.tenant_id] = str(row.position)
-        return sorted(rows, key=_place)
-
-
-# --- small pure parts ---------------------------------------------------------------------------
-
 
 def _place(row: AuditRow) -> tuple[int, int]:
     return order_of(str(row.position))
-
-
-def _pages(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), PAGE):
-        yield items[start : start + PAGE]
-
-
-def _merged(streams: Sequence[Iterator[AuditRow]]) -> Iterator[AuditRow]:
-    return heapq.merge(*streams, key=_place)

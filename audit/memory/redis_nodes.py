@@ -19,8 +19,8 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
-from audit.memory.connection import Command, Line, Lines
-from audit.memory.redis_url import Address, RedisUrl, place_of
+from audit.memory.connection import Command, Line, Lines, Nodes
+from audit.memory.redis_url import Address, RedisUrl, Topology, place_of
 
 T = TypeVar("T")
 
@@ -30,6 +30,15 @@ PAUSES: Final = (0.0, 0.02, 0.05, 0.1)
 
 #: Makes the connections of the server at a URL.
 Opened = Callable[[str], Lines]
+
+
+def nodes_of(place: RedisUrl, opened: Opened, clock: Callable[[], float]) -> Nodes:
+    """The connections that a URL asks for."""
+    if place.topology is Topology.CLUSTER:
+        return ClusterLines(place, opened, clock)
+    if place.topology is Topology.SENTINEL:
+        return SentinelLines(place, opened, clock)
+    return opened(place.url)
 
 
 class ClusterLines:

@@ -217,6 +217,8 @@ def exchange(
     Raises:
         MemoryUnavailableError: fewer replicas had it in time.
     """
+    if not (asking or replicas):
+        return line.exchange(commands, left)
     *others, last = commands
     before: list[Command] = [("ASKING",)] if asking else []
     after = [wait_for(replicas, left())] if replicas else []

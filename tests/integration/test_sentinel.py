@@ -16,7 +16,7 @@ from audit.memory.base import RowRefusal, Stored
 from tests.cluster import ask, cut_off, replicated, told
 from tests.pages import tenant
 from tests.sentinels import Watched, watched
-from tests.support import checked_memory, completed, make_identity, started, wait_until
+from tests.support import TENANT, checked_memory, completed, make_identity, started, wait_until
 from tests.writing import WRITERS, acknowledged, failed, writing
 
 NO_START = RowRefusal.NO_STARTED_ROW.value
@@ -102,6 +102,8 @@ def test_a_single_server_waits_for_its_replica_too() -> None:
             with pytest.raises(MemoryUnavailableError, match=ONLY) as caught:
                 memory.emit(row)
             assert caught.value.maybe_stored
+            with pytest.raises(MemoryUnavailableError, match=ONLY):
+                memory.swap_sealed(TENANT, None, b"checkpoint")
             replica.resume()
         with checked_memory(url) as memory:
             assert memory.emit(row) is Stored.REPEATED

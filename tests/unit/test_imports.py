@@ -57,6 +57,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.memory.redis_talk",),
     ("audit.memory.redis_seal", "audit.memory.redis_lease", "audit.memory.newest"),
     ("audit.memory.redis_page", "audit.memory.listed"),
+    ("audit.memory.redis_rows",),
     ("audit.memory.sql.*",),
     ("audit.recorder", "audit.memory.redis", "audit.testing.*", "audit.tail"),
     ("audit.invocation", "audit.ledger.*"),
