@@ -22,8 +22,13 @@ from tests.support import wait_until
 SLOTS = 16384
 #: Milliseconds after which a node counts as gone; ours are up to three on two cores.
 NODE_TIMEOUT = "1000"
-#: What replicas need so that they follow at once, and hide nothing that their master lost.
-_FAST = {"appendonly": "no", "repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0"}
+#: What replicas need so that they follow at once; a master that ends waits for none that hangs.
+_FAST = {
+    "appendonly": "no",
+    "shutdown-timeout": "0",
+    "repl-diskless-sync": "yes",
+    "repl-diskless-sync-delay": "0",
+}
 _CLUSTER = {"cluster-enabled": "yes", "databases": "1", "cluster-node-timeout": NODE_TIMEOUT}
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
+from audit.doctor.check import Level
+from audit.doctor.store import store_probes
+from audit.embedded import EmbeddedServer
 from audit.errors import MemoryDamagedError, MemoryUnavailableError, MemoryUnsuitableError
 from audit.memory import AuditMemory, open_memory
 from audit.memory.base import RowFilter, Stored
@@ -168,3 +172,50 @@ def test_a_cluster_of_which_nobody_answers_is_out_of_reach_in_time() -> None:
             call()
         assert "hunter2" not in str(caught.value)
     memory.close()
+
+
+def test_the_doctor_looks_at_every_node(cluster: Cluster, cluster_url: str) -> None:
+    """All is well; then one node of three may evict, and the line of the durability says so."""
+    memory = open_memory(cluster_url)
+    probes = {probe.name: probe for probe in store_probes(memory, 60)}
+    for name in ("memory", "writes", "clock", "leases"):
+        assert probes[name].look().level is Level.OK, name
+    assert probes["durability"].look().level is Level.WARN
+    with client(cluster.masters[2]) as node:
+        node.config_set("maxmemory-policy", "allkeys-lru")
+        found = probes["durability"].look()
+        node.config_set("maxmemory-policy", "noeviction")
+    assert found.level is Level.BAD
+    assert "set it to noeviction" in found.seen
+    memory.close()
+
+
+def test_a_node_that_hangs_costs_its_own_tenants_the_deadline_and_others_nothing() -> None:
+    """Whether the node is asked for a row or for the topology: each call ends in time, and what the
+    other node has is read and written meanwhile."""
+    with Cluster.start(masters=2) as pair:
+        for node in pair.masters:
+            client(node).config_set("cluster-node-timeout", 60_000)
+        on = {pair.master_of(Keys("audit", t).rows): t for t in TENANTS}
+        listed = pair.master_of(Keys("audit", "").tenants)
+        warm = open_memory(pair.url(), timeout=1)
+        for tenant_id in on.values():
+            warm.emit(started(make_identity(tenant_id=tenant_id)))
+        hanging = pair.masters[1 - listed]
+        cold = open_memory(f"redis+cluster://{hosts(hanging, pair.masters[listed])}", timeout=1)
+        hanging.pause()
+        for memory in (warm, cold):
+            began = time.monotonic()
+            for _ in range(2):
+                with pytest.raises(MemoryUnavailableError):
+                    memory.emit(started(make_identity(tenant_id=on[1 - listed])))
+                with pytest.raises(MemoryUnavailableError):
+                    list(memory.running())
+                assert memory.emit(started(make_identity(tenant_id=on[listed]))) is Stored.NEW
+            assert list(memory.running(on[listed]))
+            assert time.monotonic() - began < 4 * 1 + 5
+            memory.close()
+
+
+def hosts(*nodes: EmbeddedServer) -> str:
+    return ",".join(f"127.0.0.1:{node.port}" for node in nodes)
