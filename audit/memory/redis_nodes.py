@@ -28,6 +28,10 @@ SLOTS: Final = 16384
 #: Pauses in seconds before the next try; the last one for as long as there is time.
 PAUSES: Final = (0.0, 0.02, 0.05, 0.1)
 
+#: Of the time that is left, one part in so many goes to a place that is asked who serves what: one
+#: that hangs must leave some, and one that answers must have enough.
+SHARES: Final = 4
+
 #: Makes the connections of the server at a URL.
 Opened = Callable[[str], Lines]
 
@@ -257,7 +261,7 @@ def _first(
     deadline: float,
     clock: Callable[[], float],
 ) -> tuple[Address, T]:
-    """The first answer of these places, each of which gets its share of the time that is left.
+    """The first answer of these places, each of which gets a share of the time that is left.
 
     Raises:
         redis.RedisError: none answered; what the last one made of it.
@@ -265,7 +269,7 @@ def _first(
     for left, place in zip(range(len(places), 0, -1), places, strict=True):
         now = clock()
         try:
-            return place, ask(place, now + (deadline - now) / (left + 1))
+            return place, ask(place, now + (deadline - now) / min(left + 1, SHARES))
         except (redis.RedisError, OSError) as error:
             if left == 1:
                 raise redis.ConnectionError(f"{place_of(place)}: {error}") from error
