@@ -10,7 +10,6 @@ import redis
 
 from audit.embedded import EmbeddedServer
 
-
 #: What these prove by many rows, the same code does on one server; over a cluster they run where
 #: CLUSTER_LONG is set.
 OF_MANY_ROWS = (
