@@ -134,12 +134,12 @@ class RedisMemory(AuditMemory):
         command = self.command(row, once, hold)
         doubt, asked = Doubt(), None
         with self._talk.errors_of_ours(doubt):
-            pauses = self._lines.pauses()
+            pauses: Iterator[float] | None = None
             while True:
                 try:
                     return self._send(row, command, deadline, doubt, asked)
                 except AGAIN as error:
-                    asked = self._lines.turn(error)
+                    asked, pauses = self._lines.turn(error), pauses or self._lines.pauses()
                     self._talk.wait(pauses, deadline, error)
 
     def running(self, tenant_id: str | None = None) -> Iterator[AuditRow]:
@@ -280,7 +280,10 @@ class RedisMemory(AuditMemory):
         names = now - line.named.get(tenant_id, -math.inf) >= NAMED_FOR and self._lines.one_node
         if names:
             commands.insert(0, naming(self._prefix, tenant_id, self._replicas))
-        *named, reply = exchange(line, commands, left, asking, self._replicas)
+        if asking or self._replicas:
+            *named, reply = exchange(line, commands, left, asking, self._replicas)
+        else:
+            *named, reply = line.exchange(commands, left)
         if isinstance(reply, NoScriptError):
             call = [("EVAL", _SCRIPT, *command)]
             (reply,) = exchange(line, call, left, asking, self._replicas)
