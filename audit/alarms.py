@@ -11,7 +11,7 @@ from typing import Final
 
 from audit import metrics
 from audit.errors import AuditError, AuditMemoryError
-from audit.row import AuditRow, Ending, Identity, Refusal
+from audit.row import AuditRow, Ending, Identity, Reason, Refusal
 
 logger: Final = logging.getLogger("audit")
 
@@ -61,6 +61,24 @@ def unrecorded(row: AuditRow, error: AuditError) -> None:
         error,
         text,
         extra={"severity": "sev-1", "audit_row": text},
+    )
+
+
+def barred(row: AuditRow) -> None:
+    """An ending was seen from outside, and the memory knows of no start.
+
+    It never started, or the memory has lost its started row: whoever saw it cannot tell. No row can
+    be kept of it, so the log record holds it.
+    """
+    if row.meta.get("reason") == Reason.NOT_DISPATCHED:
+        return
+    text = row.to_bytes().decode()
+    logger.error(
+        "invocation %s has ended and has no started row: it never started, or the memory has lost"
+        " that row; how it ended: %s",
+        row.request_id,
+        text,
+        extra={"severity": "sev-2", "audit_row": text},
     )
 
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
+from audit import alarms
 from audit.breaker import Breaker
 from audit.errors import (
     AuditMemoryError,
@@ -120,7 +121,7 @@ class Recorder:
             return Kept.BEHIND
         try:
             self._ask_breaker()
-            return _KEPT.get(self._emit(row, result=result), Kept.MEMORY)
+            stored = self._emit(row, result=result)
         except RowRefusedError:
             if self._spool is not None:
                 self._spool.set_aside(row)
@@ -130,6 +131,9 @@ class Recorder:
                 raise
             self._keep(row)
             return Kept.SPOOL
+        if stored is Stored.BARRED:
+            alarms.barred(row)
+        return _KEPT.get(stored, Kept.MEMORY)
 
     def settle(self, row: AuditRow) -> Kept:
         """Put an ending that was seen from outside on record; raises as :meth:`complete`."""

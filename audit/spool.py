@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from audit import metrics
+from audit import alarms, metrics
 from audit.errors import MemoryDamagedError, RowError, RowRefusedError, SpoolError
 from audit.memory.base import SETTLING, AuditMemory, Stored
 from audit.row import COMPLETED, AuditRow
@@ -183,6 +183,7 @@ class Spool:
         """
         for folder in (self.directory, self.directory / QUARANTINE):
             _sweep(folder)
+        self._full_until = -math.inf  # what follows may change the answer
         emitted = quarantined = 0
         faults: dict[str, MemoryDamagedError] = {}
         for path in self._waiting():
@@ -225,6 +226,8 @@ class Spool:
         # Only now is it known that this ending counts; a body's own was counted when it closed.
         if stored_as is Stored.NEW and row.meta.get("reason") in SETTLING:
             metrics.closed_from_outside(row.payload)
+        if stored_as is Stored.BARRED:
+            alarms.barred(row)
         with self._errors_of_ours():
             path.unlink(missing_ok=True)
         return True

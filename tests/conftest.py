@@ -15,6 +15,7 @@ from audit.embedded import EmbeddedServer
 from audit.memory import AuditMemory, migrate_memory
 from demo.postgres import PostgresServer
 from tasks.lease import Lease
+from tests.cluster import Cluster
 from tests.support import checked_memory
 
 #: Of the schemas that tests have had.
@@ -114,6 +115,20 @@ def guarded_url(postgres: PostgresServer, guarded_roles: None) -> Iterator[str]:
         )
         yield url.replace("postgres@", "contract_host@")
         connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three masters for all tests of this process that end none and move no slot."""
+    with Cluster.start() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster_url(cluster: Cluster) -> Iterator[str]:
+    """Of a memory without a row, under a prefix of its own."""
+    yield cluster.url(prefix=f"audit-{next(_NUMBERS)}")
+    cluster.flush()
 
 
 @pytest.fixture

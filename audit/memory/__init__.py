@@ -7,7 +7,10 @@ from audit.memory.base import AuditMemory
 
 __all__ = ["AuditMemory", "migrate_memory", "open_memory"]
 
-_REDIS_SCHEMES = ("redis", "rediss", "redis+socket")
+_REDIS_SCHEMES = (
+    *("redis", "rediss", "redis+socket"),
+    *(f"{scheme}+{kind}" for scheme in ("redis", "rediss") for kind in ("cluster", "sentinel")),
+)
 _SQL_SCHEMES = ("postgresql", "sqlite")
 
 
@@ -15,8 +18,9 @@ def open_memory(url: str, *, timeout: float = 2.0) -> AuditMemory:
     """Open the audit memory at ``url``. Nothing is connected before the first call.
 
     Args:
-        url: ``redis://``, ``rediss://`` (TLS) or ``redis+socket://``, ``postgresql://`` (extra
-            ``postgres``), ``sqlite:///FILE`` (extra ``sqlite``); for the parameters see
+        url: ``redis://``, ``rediss://`` (TLS) or ``redis+socket://``, ``redis+cluster://``,
+            ``redis+sentinel://``, ``postgresql://`` (extra ``postgres``),
+            ``sqlite:///FILE`` (extra ``sqlite``); for the parameters see
             :class:`audit.memory.redis.RedisMemory`,
             :class:`audit.memory.sql.postgres.PostgresMemory` and
             :class:`audit.memory.sql.sqlite.SqliteMemory`.

@@ -2,32 +2,26 @@
 
 The keys stand in ``redis_keys.py``. An emit is one script call and one round trip. Whenever a
 connection has not named a row's tenant within the last second, the emit carries the name along in
-the same round trip, before the row. So no row is ever unreachable, and a name that somebody took
+the same round trip, before the row; in a cluster the list of tenants is on a node of its own, which
+has answered before the row is sent. So no row is ever unreachable, and a name that somebody took
 out of the list of tenants comes back with the next row that is emitted a second later.
 
 Every new connection first asks the server what it is, so a server that was replaced or
-reconfigured behind the same address is judged again before it gets a row (``connection.py``).
+reconfigured behind the same address is judged again before it gets a row (``connection.py``). Which
+server that is, of several, stands in ``redis_nodes.py``.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from audit.errors import (
-    AuditMemoryError,
-    MemoryUnavailableError,
-    MemoryUrlError,
-)
+from audit.errors import MemoryUrlError
 from audit.memory.action import verdict_of
 from audit.memory.base import (
     AuditMemory,
@@ -38,43 +32,34 @@ from audit.memory.base import (
     Stored,
     order_of,
 )
-from audit.memory.connection import Command, Line, Lines
+from audit.memory.connection import AGAIN, Command, Line, Lines
 from audit.memory.newest import LONGEST_NAME, Cursor, moment_of
 from audit.memory.page import LOOK, Open, Page
-from audit.memory.redis_form import (
-    LAST_PLACE,
-    insist,
-    number_in,
-    places_in,
-    refuse,
-    row_in,
-    started_in,
+from audit.memory.redis_form import number_in, refuse
+from audit.memory.redis_keys import (
+    HERE_BEFORE,
+    Keys,
+    command_of,
+    command_with_result,
+    naming,
+    written_again,
 )
-from audit.memory.redis_keys import Keys, command_of, command_with_result
 from audit.memory.redis_lease import RedisLeases
-from audit.memory.redis_page import RedisPages, first_position
+from audit.memory.redis_nodes import nodes_of
+from audit.memory.redis_page import RedisPages
+from audit.memory.redis_rows import RedisRows
 from audit.memory.redis_script import Script
 from audit.memory.redis_seal import RedisSeal
-from audit.memory.redis_url import parse_url, shown
+from audit.memory.redis_talk import Doubt, Talk, exchange
+from audit.memory.redis_url import Address, Topology, parse_url
 from audit.memory.result import TaskResult
 from audit.row import AuditRow
 
-#: Rows fetched in one read; bounds the memory a query needs.
-PAGE: Final = 500
-#: Pauses in seconds before an emit is tried again; an emit is idempotent.
-PAUSES: Final = (0.02, 0.1)
 #: Seconds until a connection names a tenant again, which is a command more in the round trip.
 NAMED_FOR: Final = 1.0
 _APPEND: Final = Script.of("append.lua")
 #: Appends as a function, so that what the one decides the other follows.
 _MERGED: Final = Script.of("append.lua", "merged.lua")
-
-
-@dataclass(slots=True)
-class Doubt:
-    """Whether a row may have been stored by a try that failed."""
-
-    maybe_stored: bool = False
 
 
 class RedisMemory(AuditMemory):
@@ -83,8 +68,11 @@ class RedisMemory(AuditMemory):
     Args:
         url: ``redis://``, ``rediss://`` or ``redis+socket://``, with these parameters of ours
             beside redis-py's own: ``durability`` (``server``: as the server is configured,
-            ``everysec`` or ``always``: the server must have an AOF with at least that fsync) and
-            ``prefix`` of the keys (``audit``).
+            ``everysec`` or ``always``: the server must have an AOF with at least that fsync),
+            ``prefix`` of the keys (``audit``) and ``replicas`` that must acknowledge each row (0).
+            ``redis+cluster://HOST:PORT,HOST:PORT`` for a cluster, and
+            ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB`` for a master that sentinels name,
+            with ``sentinel_username`` and ``sentinel_password`` where they want them.
         timeout: seconds any call may take in all.
         clock: monotonic seconds.
         pause: waits so many seconds.
@@ -104,21 +92,38 @@ class RedisMemory(AuditMemory):
         self._timeout = timeout
         self._clock = clock
         self._pause = pause
-        self._url, self._durability, self._prefix = parse_url(url)
+        self._place = parse_url(url)
+        self._prefix, self._replicas = self._place.prefix, self._place.replicas
         try:
-            self._lines = Lines(
-                self._url,
-                script=_APPEND.text,
-                durability=self._durability,
-                timeout=timeout,
-                clock=clock,
-            )
+            self._lines = nodes_of(self._place, self._opened, clock)
         except (ValueError, TypeError, RedisError) as error:
-            raise MemoryUrlError(f"memory URL {shown(self._url)}: {error}") from None
+            raise MemoryUrlError(f"memory URL {self._place.shown}: {error}") from None
+        self._talk = Talk(
+            self._lines,
+            prefix=self._prefix,
+            shown=self._place.shown,
+            timeout=timeout,
+            clock=clock,
+            pause=pause,
+        )
+        self._leases = RedisLeases(self._talk.read, self._prefix)
+        self._seal = RedisSeal(self._ask_judged, self._write_judged, self._prefix)
+        self._pages = RedisPages(self._talk.write, self._tenants, self._prefix)
+        self._rows = RedisRows(
+            self._talk.read, self._talk.write, self._tenants, self._prefix, pause
+        )
 
-        self._leases = RedisLeases(self._ask, self._prefix)
-        self._seal = RedisSeal(self._ask_judged, self._prefix)
-        self._pages = RedisPages(self._exchange, self._tenants, self._prefix)
+    def _opened(self, url: str) -> Lines:
+        place = self._place
+        return Lines(
+            url,
+            script=_APPEND.text,
+            durability=place.durability,
+            timeout=self._timeout,
+            clock=self._clock,
+            replicas=place.replicas,
+            only_master=place.topology is not Topology.SINGLE,
+        )
 
     # --- the contract -------------------------------------------------------------------------
 
@@ -128,45 +133,39 @@ class RedisMemory(AuditMemory):
 
     @property
     def durability(self) -> str:
-        return self._durability
+        return self._place.durability
 
     def check(self) -> None:
-        with self._errors_of_ours():
-            self._lines.give_back(self._lines.connect(self._clock() + self._timeout))
+        with self._talk.errors_of_ours():
+            self._lines.check(self._clock() + self._timeout)
 
     def emit(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Stored:
         return self._emit(row, _APPEND, self.command(row, once, hold))
 
     @property
     def results_at(self) -> str | None:
-        return self._lines.place
+        return self._lines.place if self._place.topology is Topology.SINGLE else None
 
     def emit_with_result(self, row: AuditRow, result: TaskResult) -> Stored:
         return self._emit(row, _MERGED, command_with_result(self._prefix, row, result))
 
     def _emit(self, row: AuditRow, script: Script, command: Command) -> Stored:
         deadline = self._clock() + self._timeout
-        doubt = Doubt()
-        with self._errors_of_ours(doubt):
-            pauses = iter(PAUSES)
+        doubt, asked = Doubt(), None
+        with self._talk.errors_of_ours(doubt):
+            pauses: Iterator[float] | None = None
             while True:
                 try:
-                    return self._send(row, script, command, deadline, doubt)
-                except (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, OSError):
-                    self._lines.drop_idle()
-                    pause = next(pauses, None)
-                    if pause is None or self._clock() + pause >= deadline:
-                        raise
-                    self._pause(pause)
+                    return self._send(row, script, command, deadline, doubt, asked)
+                except AGAIN as error:
+                    asked, pauses = self._lines.turn(error), pauses or self._lines.pauses()
+                    self._talk.wait(pauses, deadline, error)
 
     def running(self, tenant_id: str | None = None) -> Iterator[AuditRow]:
-        return _merged([self._running(Keys(self._prefix, t)) for t in self._tenants(tenant_id)])
+        return self._rows.running(tenant_id)
 
     def select(self, wanted: RowFilter) -> Iterator[AuditRow]:
-        streams = [
-            self._stream(Keys(self._prefix, t), wanted) for t in self._tenants(wanted.tenant_id)
-        ]
-        return filter(wanted.matches, _merged(streams))
+        return self._rows.select(wanted)
 
     def page(
         self,
@@ -192,7 +191,7 @@ class RedisMemory(AuditMemory):
 
     def follow(self, wanted: RowFilter, *, poll: float = 0.2) -> Iterator[AuditRow | None]:
         seen = {t: self._seal.last_position(t) or "0-0" for t in self._tenants(wanted.tenant_id)}
-        return self._follow(wanted, seen, poll)
+        return self._rows.follow(wanted, seen, poll)
 
     def hold_lease(self, worker: str, seconds: float) -> None:
         self._leases.hold(worker, seconds)
@@ -208,7 +207,7 @@ class RedisMemory(AuditMemory):
         return 0 if seen is None else max(0, seen - _place(started)[0])
 
     def deaths(self, tenant_id: str, message: str) -> int:
-        deaths = self._ask("hget", Keys(self._prefix, tenant_id).deaths, message)
+        deaths = self._ask("HGET", Keys(self._prefix, tenant_id).deaths, message)
         return number_in(self._prefix, tenant_id, deaths or b"0")
 
     def lead(self, role: str, holder: str, seconds: float) -> bool:
@@ -221,7 +220,7 @@ class RedisMemory(AuditMemory):
         return self._leases.is_led(role)
 
     def store_time(self) -> datetime:
-        seconds, microseconds = self._ask("time")
+        seconds, microseconds = map(int, self._ask("TIME"))
         return datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=microseconds)
 
     def tenants(self) -> list[str]:
@@ -265,11 +264,19 @@ class RedisMemory(AuditMemory):
         return command_of(self._prefix, row, once, hold)
 
     def _send(
-        self, row: AuditRow, script: Script, command: Command, deadline: float, doubt: Doubt
+        self,
+        row: AuditRow,
+        script: Script,
+        command: Command,
+        deadline: float,
+        doubt: Doubt,
+        asked: Address | None = None,
     ) -> Stored:
-        line = self._lines.take(deadline)
+        line = self._lines.take(deadline, command[1], asked)
+        if not self._lines.one_node:
+            self._name(line, row.tenant_id, deadline)
         try:
-            reply = self._call(line, row.tenant_id, script, command, deadline)
+            reply = self._call(line, row, script, command, deadline, asked is not None)
         except ResponseError:
             line.connection.disconnect()
             raise  # the server said no, so it did not store the row
@@ -277,166 +284,81 @@ class RedisMemory(AuditMemory):
             # A signal may have struck between request and reply: the next user of this
             # connection would read a reply that is not its own.
             doubt.maybe_stored = True
-            line.connection.disconnect()
+            self._lines.broken(line)
             raise
         self._lines.give_back(line)
         return verdict_of(reply[0].decode(), row)
 
     def _call(
-        self, line: Line, tenant_id: str, script: Script, command: Command, deadline: float
+        self,
+        line: Line,
+        row: AuditRow,
+        script: Script,
+        command: Command,
+        deadline: float,
+        asking: bool = False,
     ) -> Any:
         def left() -> float:
             return deadline - self._clock()
 
         commands: list[Command] = [("EVALSHA", script.sha, *command)]
-        now = self._clock()
-        if now - line.named.get(tenant_id, -math.inf) >= NAMED_FOR:
-            commands.insert(0, ("SADD", f"{self._prefix}:tenants", tenant_id))
-        *named, reply = line.exchange(commands, left)
+        now, tenant_id = self._clock(), row.tenant_id
+        names = now - line.named.get(tenant_id, -math.inf) >= NAMED_FOR and self._lines.one_node
+        if names:
+            commands.insert(0, naming(self._prefix, tenant_id, self._replicas))
+        if asking or self._replicas:
+            *named, reply = exchange(line, commands, left, asking, self._replicas)
+        else:
+            *named, reply = line.exchange(commands, left)
         if isinstance(reply, NoScriptError):
-            (reply,) = line.exchange([("EVAL", script.text, *command)], left)
+            call = [("EVAL", script.text, *command)]
+            (reply,) = exchange(line, call, left, asking, self._replicas)
         for asked, answer in zip((*commands[:-1], command), (*named, reply), strict=True):
             if isinstance(answer, ResponseError):
                 refuse(self._prefix, asked, answer)
-        if named:
+        if names:
             line.named[tenant_id] = now
+        if self._replicas and reply[0] in HERE_BEFORE:
+            # Nothing was written now, so there was nothing to wait for.
+            exchange(line, [written_again(command)], left, asking, self._replicas)
         return reply
+
+    def _name(self, line: Line, tenant_id: str, deadline: float) -> None:
+        """The list of tenants is on a node of its own: it has the name before there is a row."""
+        now = self._clock()
+        if now - line.named.get(tenant_id, -math.inf) < NAMED_FOR:
+            return
+        command, replicas = naming(self._prefix, tenant_id, self._replicas), self._replicas
+        try:
+            self._talk.ask([command], deadline, Doubt(), twice=True, replicas=replicas)
+        except BaseException:
+            self._lines.give_back(line)
+            raise
+        line.named[tenant_id] = now
 
     # --- reading ------------------------------------------------------------------------------
 
-    def _ask(self, command: str, *args: Any, **options: Any) -> Any:
-        with self._errors_of_ours(asked=args):
-            return getattr(self._lines.client, command)(*args, **options)
+    def _ask(self, *command: str | bytes) -> Any:
+        """The raw reply to one command that may be sent twice."""
+        return self._talk.read([command])[0]
 
     def _ask_judged(self, *command: str | bytes) -> Any:
         """The raw reply to one command, over a connection of :meth:`emit`'s; never sent twice."""
-        return self._exchange([command])[0]
+        return self._talk.write([command])[0]
 
-    def _exchange(self, commands: Sequence[Command]) -> list[Any]:
-        """The raw replies to commands that are sent in one go, never twice."""
-        deadline, doubt = self._clock() + self._timeout, Doubt()
-        with self._errors_of_ours(doubt):
-            line = self._lines.take(deadline)
-            try:
-                replies = line.exchange(commands, lambda: deadline - self._clock())
-            except BaseException:
-                doubt.maybe_stored = True
-                line.connection.disconnect()
-                self._lines.drop_idle()
-                raise
-            for command, reply in zip(commands, replies, strict=True):
-                if isinstance(reply, ResponseError):
-                    line.connection.disconnect()
-                    refuse(self._prefix, command, reply)
-            self._lines.give_back(line)
-        return replies
+    def _write_judged(self, *command: str | bytes) -> Any:
+        """The same, once as many replicas have it as must have a row."""
+        return self._talk.write([command], self._replicas)[0]
 
     def _tenants(self, tenant_id: str | None) -> list[str]:
         if tenant_id is not None:
             return [str(tenant_id)]
-        members = self._ask("smembers", f"{self._prefix}:tenants")
+        members = self._ask("SMEMBERS", Keys(self._prefix, "").tenants)
         names = (member.decode(errors="replace") for member in members)
         # No emit of ours names a tenant so; a line break would be a line more in what lists them,
         # and no cursor takes a longer name.
         return sorted(name for name in names if name.isprintable() and len(name) <= LONGEST_NAME)
 
-    def _running(self, keys: Keys) -> Iterator[AuditRow]:
-        started: list[tuple[str, bytes]] = []
-        for page in _pages(self._ask("zrange", keys.open, 0, -1)):
-            states = zip(page, self._ask("hmget", keys.requests, page), strict=True)
-            started += ((started_in(keys, s), r) for r, s in states if s and s[:1] == b"o")
-        # Sorted as a whole: the set knows the order of milliseconds, not the one within.
-        for begun in _pages(sorted(started, key=lambda place: order_of(place[0]))):
-            rows = self._fetch(keys, [position for position, _ in begun])
-            insist(keys.tenant_id, [request_id for _, request_id in begun], rows)
-            yield from rows
-
-    def _stream(self, keys: Keys, wanted: RowFilter) -> Iterator[AuditRow]:
-        if wanted.request_id is not None:
-            state = self._ask("hget", keys.requests, wanted.request_id)
-            return self._at(keys, sorted(places_in(keys, state), key=order_of))
-        return self._scan(keys, first_position(wanted))
-
-    def _at(self, keys: Keys, positions: Sequence[str]) -> Iterator[AuditRow]:
-        for page in _pages(positions):
-            yield from self._fetch(keys, page)
-
-    def _fetch(self, keys: Keys, positions: Sequence[str]) -> list[AuditRow]:
-        with self._errors_of_ours(asked=(keys.rows,)):
-            pipeline = self._lines.client.pipeline(transaction=False)
-            for position in positions:
-                pipeline.xrange(keys.rows, position, position)
-            return [row_in(entry) for found in pipeline.execute() for entry in found]
-
-    def _scan(self, keys: Keys, start: str) -> Iterator[AuditRow]:
-        while True:
-            page = self._ask("xrange", keys.rows, min=start, max="+", count=PAGE)
-            yield from map(row_in, page)
-            if len(page) < PAGE:
-                return
-            start = f"({page[-1][0].decode()}"
-
-    def _follow(
-        self, wanted: RowFilter, seen: dict[str, str], poll: float
-    ) -> Iterator[AuditRow | None]:
-        while True:
-            for tenant_id in self._tenants(wanted.tenant_id):
-                seen.setdefault(tenant_id, "0-0")
-            arrived = self._arrived(seen) if seen else []
-            yield from filter(wanted.matches, arrived)
-            if not arrived:
-                yield None
-                self._pause(poll)
-
-    def _arrived(self, seen: dict[str, str]) -> list[AuditRow]:
-        # A command each: of one for all the server would not tell which stream is none.
-        found = self._exchange(
-            [
-                ("XRANGE", Keys(self._prefix, t).rows, f"({position}", "+", "COUNT", str(PAGE))
-                for t, position in seen.items()
-                if order_of(position) != LAST_PLACE
-            ]
-        )
-        rows = [
-            row_in((position, dict(zip(fields[::2], fields[1::2], strict=True))))
-            for page in found
-            for position, fields in page
-        ]
-        for row in rows:
-            seen[row.tenant_id] = str(row.position)
-        return sorted(rows, key=_place)
-
-    @contextmanager
-    def _errors_of_ours(
-        self, doubt: Doubt | None = None, asked: Sequence[Any] = ()
-    ) -> Iterator[None]:
-        """Errors of ours; ``asked`` is the command, where that may meet what is none of ours."""
-        try:
-            try:
-                yield
-            except ResponseError as error:
-                refuse(self._prefix, asked, error)
-        except AuditMemoryError as error:
-            error.maybe_stored |= doubt is not None and doubt.maybe_stored
-            raise
-        except (RedisError, OSError) as error:
-            raise MemoryUnavailableError(
-                f"memory {shown(self._url)} did not answer as it should: {error}",
-                maybe_stored=doubt is not None and doubt.maybe_stored,
-            ) from error
-
-
-# --- small pure parts ---------------------------------------------------------------------------
-
 
 def _place(row: AuditRow) -> tuple[int, int]:
     return order_of(str(row.position))
-
-
-def _pages(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), PAGE):
-        yield items[start : start + PAGE]
-
-
-def _merged(streams: Sequence[Iterator[AuditRow]]) -> Iterator[AuditRow]:
-    return heapq.merge(*streams, key=_place)

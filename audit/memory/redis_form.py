@@ -7,7 +7,7 @@ apart from a server that does not answer. No value is ever repeated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, Final, NoReturn
 
@@ -95,17 +95,17 @@ def number_in(prefix: str, whose: str, value: bytes) -> int:
         raise damaged(prefix, whose, "a number is none") from None
 
 
-def row_in(entry: tuple[bytes, Mapping[bytes, bytes]]) -> AuditRow:
-    """The row at a position, from the fields that stand there.
+def row_in(entry: tuple[bytes, Sequence[bytes]]) -> AuditRow:
+    """The row at a position, from the names and values that stand there.
 
     Raises:
         RowError: that is none.
     """
     position, fields = entry
-    if list(fields) != [ROW_FIELD]:
+    if list(fields[::2]) != [ROW_FIELD]:
         # Not left out: a trail with something strange in it must not look whole.
         raise RowError(f"the entry at {position.decode()} is no row: it has other fields than one")
-    return AuditRow.from_bytes(fields[ROW_FIELD], position.decode())
+    return AuditRow.from_bytes(fields[1], position.decode())
 
 
 def is_of(row: AuditRow, tenant_id: str, request_id: bytes) -> bool:

@@ -17,6 +17,7 @@ Keys, all of one tenant in one slot (``{...}`` is the hash tag)::
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from audit.memory.action import action_of
 from audit.memory.base import (
@@ -30,6 +31,19 @@ from audit.memory.connection import Command
 from audit.memory.result import TaskResult
 from audit.row import COMPLETED, AuditRow
 
+#: Words of append.lua after which nothing may have been written just now.
+HERE_BEFORE: Final = frozenset({b"repeated", b"replayed", b"late", b"settled"})
+
+# A server waits for what a connection has written itself, and a name that is there is no write.
+_NAME_AGAIN: Final = """
+redis.call('SREM', KEYS[1], ARGV[1])
+redis.call('SADD', KEYS[1], ARGV[1])
+"""
+_STATE_AGAIN: Final = """
+local state = redis.call('HGET', KEYS[1], ARGV[1])
+if state then redis.call('HSET', KEYS[1], ARGV[1], state) end
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -37,6 +51,10 @@ class Keys:
 
     prefix: str
     tenant_id: str
+
+    @property
+    def tenants(self) -> str:
+        return f"{self.prefix}:tenants"
 
     @property
     def rows(self) -> str:
@@ -110,3 +128,17 @@ def command_of(prefix: str, row: AuditRow, once: Once | None, hold: Hold | None 
     taken = (*asked, keys.tick(hold.token))
     number = "5" if once is None else "6"
     return (number, *always, *taken, *given, remembered, str(hold.seconds), hold.holder)
+
+
+def naming(prefix: str, tenant_id: str, replicas: int = 0) -> Command:
+    """What puts a tenant into the list; with replicas to wait for, always a write."""
+    tenants = Keys(prefix, tenant_id).tenants
+    if replicas:
+        return ("EVAL", _NAME_AGAIN, "1", tenants, tenant_id)
+    return ("SADD", tenants, tenant_id)
+
+
+def written_again(command: Command) -> Command:
+    """A write that changes nothing, behind which :func:`command_of`'s row is, wherever it got."""
+    number, requests = int(command[0]), command[2]
+    return ("EVAL", _STATE_AGAIN, "1", requests, command[number + 2])

@@ -9,9 +9,10 @@ Keys, each worker's and each role's in a slot of its own::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
+from audit.memory.connection import Command
 from audit.memory.redis_form import number_in
 
 #: How long the last sign of life is kept: as long as anyone may want to close what was abandoned.
@@ -34,36 +35,44 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 
 
 class RedisLeases:
-    """Leases, by a function that sends one command and translates errors."""
+    """Leases, by a function that sends commands, gives raw replies and translates errors.
 
-    def __init__(self, ask: Callable[..., Any], prefix: str) -> None:
+    Each command may be sent twice and comes to the same.
+    """
+
+    def __init__(self, ask: Callable[[Sequence[Command]], Sequence[Any]], prefix: str) -> None:
         self._ask = ask
         self._prefix = prefix
 
     def hold(self, worker: str, seconds: float) -> None:
         keys = (self._held(worker), self._seen(worker))
-        self._ask("eval", _HOLD, 2, *keys, _milliseconds(seconds), SEEN_MS)
+        self._one("EVAL", _HOLD, "2", *keys, _milliseconds(seconds), str(SEEN_MS))
 
     def drop(self, worker: str) -> None:
-        self._ask("delete", self._held(worker))
+        self._one("DEL", self._held(worker))
 
     def held(self, workers: Collection[str]) -> set[str]:
-        return {worker for worker in workers if self._ask("exists", self._held(worker))}
+        named = list(workers)
+        found = self._ask([("EXISTS", self._held(worker)) for worker in named]) if named else ()
+        return {worker for worker, there in zip(named, found, strict=True) if there}
 
     def seen_ms(self, worker: str) -> int | None:
         """Server time of the last renewal, in milliseconds."""
-        seen = self._ask("get", self._seen(worker))
+        seen = self._one("GET", self._seen(worker))
         return None if seen is None else number_in(self._prefix, f"lease:{worker}", seen)
 
     def lead(self, role: str, holder: str, seconds: float) -> bool:
-        leads = self._ask("eval", _LEAD, 1, self._leader(role), holder, _milliseconds(seconds))
-        return bool(leads)
+        leader = self._leader(role)
+        return bool(self._one("EVAL", _LEAD, "1", leader, holder, _milliseconds(seconds)))
 
     def give_up(self, role: str, holder: str) -> None:
-        self._ask("eval", _GIVE_UP, 1, self._leader(role), holder)
+        self._one("EVAL", _GIVE_UP, "1", self._leader(role), holder)
 
     def is_led(self, role: str) -> bool:
-        return bool(self._ask("exists", self._leader(role)))
+        return bool(self._one("EXISTS", self._leader(role)))
+
+    def _one(self, *command: str) -> Any:
+        return self._ask([command])[0]
 
     def _held(self, worker: str) -> str:
         return f"{self._prefix}:{{lease:{worker}}}:held"
@@ -75,5 +84,5 @@ class RedisLeases:
         return f"{self._prefix}:{{role:{role}}}:leader"
 
 
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
+def _milliseconds(seconds: float) -> str:
+    return str(max(1, round(seconds * 1000)))

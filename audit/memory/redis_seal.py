@@ -42,11 +42,13 @@ class RedisSeal:
 
     Args:
         ask: sends one command to a judged server and gives its reply, unparsed; translates errors.
+        write: the same, for what must be on as many replicas as rows must.
         prefix: of the keys.
     """
 
-    def __init__(self, ask: Callable[..., Any], prefix: str) -> None:
+    def __init__(self, ask: Callable[..., Any], write: Callable[..., Any], prefix: str) -> None:
         self._ask = ask
+        self._write = write
         self._prefix = prefix
 
     def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
@@ -74,13 +76,13 @@ class RedisSeal:
     ) -> bool:
         check_swap(new, position)
         keys, given = self._keys(tenant_id), (old or b"", new, position or b"")
-        return bool(self._ask("EVAL", _SWAP, "2", keys.sealed, keys.sealed_position, *given))
+        return bool(self._write("EVAL", _SWAP, "2", keys.sealed, keys.sealed_position, *given))
 
     def trim(self, tenant_id: str, before: str) -> int:
         keys, total = self._keys(tenant_id), 0
         while True:
             of_tenant = (keys.rows, keys.requests, keys.trimmed)
-            removed = int(self._ask("EVAL", _TRIM, "3", *of_tenant, before, str(TRIM_PAGE)))
+            removed = int(self._write("EVAL", _TRIM, "3", *of_tenant, before, str(TRIM_PAGE)))
             total += removed
             if removed < TRIM_PAGE:
                 return total

@@ -15,13 +15,16 @@ from audit.errors import MemoryUnsuitableError
 DURABILITIES: Final = ("server", "everysec", "always")
 
 
-def judge_server(info: Mapping[str, str], fsync: str | None, durability: str) -> None:
+def judge_server(
+    info: Mapping[str, str], fsync: str | None, durability: str, replicas: int = 0
+) -> None:
     """Refuse a server that could lose or evict rows.
 
     Args:
         info: the server's INFO, name to value.
         fsync: its ``appendfsync``; ``None`` where it does not tell.
         durability: one of :data:`DURABILITIES`.
+        replicas: how many must acknowledge every row.
 
     Raises:
         MemoryUnsuitableError: the text says what to change.
@@ -34,6 +37,12 @@ def judge_server(info: Mapping[str, str], fsync: str | None, durability: str) ->
         )
     if durability != "server":
         _judge_durability(info, fsync, durability)
+    attached = int(info.get("connected_slaves", "0"))
+    if attached < replicas:
+        raise MemoryUnsuitableError(
+            f"the memory URL asks for replicas={replicas}, but the server has {attached}: attach"
+            " replicas to it (replicaof), or ask for fewer"
+        )
 
 
 def _judge_version(info: Mapping[str, str]) -> None:

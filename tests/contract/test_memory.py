@@ -68,7 +68,7 @@ FORK = multiprocessing.get_context("fork")
 MANY = 1203
 
 
-SHARED = ["redis-tcp", "redis-socket", "postgres", "sqlite"]
+SHARED = ["redis-tcp", "redis-socket", "cluster", "postgres", "sqlite"]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def server(kept: EmbeddedServer) -> EmbeddedServer:
 
 def url_of(request: pytest.FixtureRequest) -> str:
     """The URL of the backend that a fixture is asked for."""
-    if request.param in ("postgres", "sqlite"):
+    if request.param in ("cluster", "postgres", "sqlite"):
         found: str = request.getfixturevalue(f"{request.param}_url")
         return found
     server = request.getfixturevalue("server")

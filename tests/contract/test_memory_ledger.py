@@ -44,7 +44,7 @@ VKEY = "ledger.example+9d2a2b1c+AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAh"
 WRITERS = 8
 
 
-@pytest.fixture(params=["redis", "postgres", "sqlite", "in-memory"])
+@pytest.fixture(params=["redis", "cluster", "postgres", "sqlite", "in-memory"])
 def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
     """A fresh, empty memory, for every backend there is. Half of an invocation may be trimmed."""
     if request.param == "in-memory":

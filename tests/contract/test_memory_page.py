@@ -27,7 +27,7 @@ from tests.support import (
 )
 
 
-@pytest.fixture(params=["redis", "postgres", "sqlite", "in-memory"])
+@pytest.fixture(params=["redis", "cluster", "postgres", "sqlite", "in-memory"])
 def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
     """A fresh, empty memory, for every backend there is."""
     if request.param == "in-memory":

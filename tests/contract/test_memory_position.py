@@ -16,7 +16,7 @@ from tests.support import TENANT, checked_memory, wait_until
 OTHER_TENANT = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 
 
-@pytest.fixture(params=["redis", "postgres", "sqlite", "in-memory"])
+@pytest.fixture(params=["redis", "cluster", "postgres", "sqlite", "in-memory"])
 def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
     """A fresh, empty memory, for every backend there is."""
     if request.param == "in-memory":

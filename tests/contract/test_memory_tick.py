@@ -31,7 +31,7 @@ OTHER_TENANT = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 ONCE = Once(token="message-1", seconds=1000)
 
 
-@pytest.fixture(params=["redis", "postgres", "sqlite", "in-memory"])
+@pytest.fixture(params=["redis", "cluster", "postgres", "sqlite", "in-memory"])
 def memory(request: pytest.FixtureRequest) -> Iterator[AuditMemory]:
     """A fresh, empty memory, for every backend there is."""
     if request.param == "in-memory":

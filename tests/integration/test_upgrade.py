@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import redis
 
 from audit.ledger.keys import LedgerKeys, write_new
 from audit.row import COMPLETED, SCHEMA_VERSION, STARTED
@@ -94,7 +95,7 @@ def put_unknown_kind(stack: Stack) -> None:
     document = {**row.as_dict(), "kind": UNKNOWN, "schema": NEWER}
     document["payload"] = {**row.payload, "request_id": "01M8MNNZ00SBQ3NSC3V3S5FMH4"}
     stored = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    client = stack.memory._lines.client  # type: ignore[attr-defined]
+    client = redis.Redis.from_url(stack.memory_url)
     client.xadd(f"audit:{{{row.tenant_id}}}:rows", {"row": stored})
 
 
