@@ -55,6 +55,7 @@ from audit.memory.redis_keys import Keys, command_of
 from audit.memory.redis_lease import RedisLeases
 from audit.memory.redis_page import RedisPages, first_position
 from audit.memory.redis_seal import RedisSeal
+from audit.memory.redis_trace import RedisTraces, Traced
 from audit.memory.redis_url import parse_url, shown
 from audit.row import AuditRow
 
@@ -81,7 +82,8 @@ class RedisMemory(AuditMemory):
         url: ``redis://``, ``rediss://`` or ``redis+socket://``, with these parameters of ours
             beside redis-py's own: ``durability`` (``server``: as the server is configured,
             ``everysec`` or ``always``: the server must have an AOF with at least that fsync) and
-            ``prefix`` of the keys (``audit``).
+            ``prefix`` of the keys (``audit``), and ``trace_days`` (30) for which an invocation is
+            found by its trace at once; 0 keeps no lists of traces.
         timeout: seconds any call may take in all.
         clock: monotonic seconds.
         pause: waits so many seconds.
@@ -101,7 +103,9 @@ class RedisMemory(AuditMemory):
         self._timeout = timeout
         self._clock = clock
         self._pause = pause
-        self._url, self._durability, self._prefix = parse_url(url)
+        parsed = parse_url(url)
+        self._url, self._durability, self._prefix = parsed.url, parsed.durability, parsed.prefix
+        self._trace_seconds = parsed.trace_seconds
         try:
             self._lines = Lines(
                 self._url, script=_SCRIPT, durability=self._durability, timeout=timeout, clock=clock
@@ -111,7 +115,8 @@ class RedisMemory(AuditMemory):
 
         self._leases = RedisLeases(self._ask, self._prefix)
         self._seal = RedisSeal(self._ask_judged, self._prefix)
-        self._pages = RedisPages(self._exchange, self._tenants, self._prefix)
+        self._traces = RedisTraces(self._exchange, self._prefix)
+        self._pages = RedisPages(self._exchange, self._tenants, self._traces, self._prefix)
 
     # --- the contract -------------------------------------------------------------------------
 
@@ -147,9 +152,9 @@ class RedisMemory(AuditMemory):
         return _merged([self._running(Keys(self._prefix, t)) for t in self._tenants(tenant_id)])
 
     def select(self, wanted: RowFilter) -> Iterator[AuditRow]:
-        streams = [
-            self._stream(Keys(self._prefix, t), wanted) for t in self._tenants(wanted.tenant_id)
-        ]
+        tenants = self._tenants(wanted.tenant_id)
+        traced = self._traces.look(tenants, wanted)
+        streams = [self._stream(Keys(self._prefix, t), wanted, traced.get(t)) for t in tenants]
         return filter(wanted.matches, _merged(streams))
 
     def page(
@@ -246,7 +251,7 @@ class RedisMemory(AuditMemory):
 
     def command(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Command:
         """What EVALSHA is called with for ``row``: the number of keys, the keys, the arguments."""
-        return command_of(self._prefix, row, once, hold)
+        return command_of(self._prefix, row, once, hold, trace_seconds=self._trace_seconds)
 
     def _send(self, row: AuditRow, command: Command, deadline: float, doubt: Doubt) -> Stored:
         line = self._lines.take(deadline)
@@ -331,11 +336,31 @@ class RedisMemory(AuditMemory):
             insist(keys.tenant_id, [request_id for _, request_id in begun], rows)
             yield from rows
 
-    def _stream(self, keys: Keys, wanted: RowFilter) -> Iterator[AuditRow]:
+    def _stream(self, keys: Keys, wanted: RowFilter, traced: Traced | None) -> Iterator[AuditRow]:
         if wanted.request_id is not None:
             state = self._ask("hget", keys.requests, wanted.request_id)
             return self._at(keys, sorted(places_in(keys, state), key=order_of))
-        return self._scan(keys, first_position(wanted))
+        if traced is None or (traced.older and wanted.since is not None):
+            return self._scan(keys, first_position(wanted))
+        return self._of_trace(keys, wanted, traced)
+
+    def _of_trace(self, keys: Keys, wanted: RowFilter, traced: Traced) -> Iterator[AuditRow]:
+        """What is older than the lists cover is read row by row, and all else by the lists.
+
+        An invocation may start in the one part and end in the other.
+        """
+        request_ids = dict.fromkeys(traced.request_ids)
+        for row in self._scan(keys, "-", f"({traced.start}") if traced.older else ():
+            if row.payload.get("trace_id") == wanted.trace_id:
+                request_ids[row.request_id.encode()] = None
+                yield row
+        places: list[str] = []
+        for page in _pages(list(request_ids)):
+            for state in self._ask("hmget", keys.requests, page):
+                places += places_in(keys, state)
+        start = order_of(traced.start)
+        newer = {order_of(place): place for place in places if order_of(place) >= start}
+        yield from self._at(keys, [newer[order] for order in sorted(newer)])
 
     def _at(self, keys: Keys, positions: Sequence[str]) -> Iterator[AuditRow]:
         for page in _pages(positions):
@@ -348,9 +373,9 @@ class RedisMemory(AuditMemory):
                 pipeline.xrange(keys.rows, position, position)
             return [row_in(entry) for found in pipeline.execute() for entry in found]
 
-    def _scan(self, keys: Keys, start: str) -> Iterator[AuditRow]:
+    def _scan(self, keys: Keys, start: str, end: str = "+") -> Iterator[AuditRow]:
         while True:
-            page = self._ask("xrange", keys.rows, min=start, max="+", count=PAGE)
+            page = self._ask("xrange", keys.rows, min=start, max=end, count=PAGE)
             yield from map(row_in, page)
             if len(page) < PAGE:
                 return

@@ -6,6 +6,7 @@ No error repeats a URL, for it may hold a password; :func:`shown` gives what may
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
@@ -30,8 +31,31 @@ FIXED_PARAMETERS: Final = frozenset(
 )
 
 
-def parse_url(url: str) -> tuple[str, str, str]:
-    """The URL as redis-py takes it, the durability and the prefix.
+#: Days for which the lists of traces are kept, unless the URL says otherwise, and at most.
+TRACE_DAYS: Final = 30
+MOST_TRACE_DAYS: Final = 36_500
+DAY: Final = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """A URL, taken apart.
+
+    Attributes:
+        url: as redis-py takes it.
+        durability: ``server``, ``everysec`` or ``always``.
+        prefix: of the keys.
+        trace_seconds: for which the list of a trace is kept; 0: there is none.
+    """
+
+    url: str
+    durability: str
+    prefix: str
+    trace_seconds: int
+
+
+def parse_url(url: str) -> RedisUrl:
+    """The URL as redis-py takes it, and what is ours.
 
     Raises:
         MemoryUrlError: a part of it cannot be used.
@@ -48,6 +72,11 @@ def parse_url(url: str) -> tuple[str, str, str]:
     prefix = query.pop("prefix", "audit")
     if not prefix or set(prefix) & set("{} \r\n"):
         raise MemoryUrlError("memory URL: prefix must be text without braces and blanks")
+    days = query.pop("trace_days", str(TRACE_DAYS))
+    if not (days.isascii() and days.isdecimal() and int(days[:9]) <= MOST_TRACE_DAYS):
+        raise MemoryUrlError(
+            f"memory URL: trace_days must be a whole number from 0 to {MOST_TRACE_DAYS}"
+        )
     scheme = parts.scheme
     number = query.get("db", "") if scheme == "redis+socket" else parts.path.strip("/")
     if number and not number.isdecimal():
@@ -56,7 +85,8 @@ def parse_url(url: str) -> tuple[str, str, str]:
         scheme = "unix"
         query.setdefault("db", query.pop("virtual_host", "0").strip("/") or "0")
     # Not urlunsplit: it knows no scheme "unix" and would leave the slashes out.
-    return f"{scheme}://{parts.netloc}{parts.path}?{urlencode(query)}", durability, prefix
+    found = f"{scheme}://{parts.netloc}{parts.path}?{urlencode(query)}"
+    return RedisUrl(found, durability, prefix, int(days) * DAY)
 
 
 def shown(url: str) -> str:

@@ -23,6 +23,8 @@ user worker on >${MEMORY_WORKER_PASSWORD:?choose one} $reads +time +eval +evalsh
  (~audit:{*}:requests +hset) \
  (~audit:{*}:open +zadd +zrem) \
  (~audit:{*}:deaths +hincrby) \
+ (~audit:{*}:trace:* +rpush +ltrim +expire) \
+ (~audit:{*}:traced +set +del) \
  (~audit:{*}:seen:* ~audit:{*}:tick:* +set +expire) \
  (~audit:{lease:*}:held ~audit:{lease:*}:seen +set +del) \
  (~audit:{role:doctor-*}:leader +set +del)
@@ -32,6 +34,8 @@ user keeper on >${MEMORY_KEEPER_PASSWORD:?choose one} $reads +time +eval +evalsh
  (~audit:{*}:requests +hset) \
  (~audit:{*}:open +zrem) \
  (~audit:{*}:deaths +hincrby) \
+ (~audit:{*}:trace:* +rpush +ltrim +expire) \
+ (~audit:{*}:traced +set +del) \
  (~audit:{*}:sealed ~audit:{*}:sealed_position ~audit:{*}:trimmed +set) \
  (~audit:{role:*}:leader +set +del)
 user operator on >${MEMORY_OPERATOR_PASSWORD:?choose one} $reads +time +config|set +config|resetstat +client +acl|whoami \

@@ -54,7 +54,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "audit.embedded",
     ),
     ("audit.memory.redis_form",),
-    ("audit.memory.redis_seal", "audit.memory.redis_lease", "audit.memory.newest"),
+    (
+        "audit.memory.redis_seal",
+        "audit.memory.redis_lease",
+        "audit.memory.redis_trace",
+        "audit.memory.newest",
+    ),
     ("audit.memory.redis_page", "audit.memory.listed"),
     ("audit.memory.sql.*",),
     ("audit.recorder", "audit.memory.redis", "audit.testing.*", "audit.tail"),
