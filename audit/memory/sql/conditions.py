@@ -15,15 +15,17 @@ from sqlalchemy import ColumnElement, and_, case, literal, literal_column, tuple
 
 from audit.memory.filter import RowFilter
 from audit.memory.sql.tables import INVOCATIONS, ROWS, microseconds, written
+from audit.row import Outcome
 
 #: How far the clocks of writers and server may differ without a time range losing rows.
 SKEW: Final = timedelta(hours=1)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _GREATEST: Final = 2**63 - 1
 
-#: Written out: a plan that is made before its values are known must see that the index of the open
-#: ones will do.
+#: Written out: a plan that is made before its values are known must see that an index of such rows
+#: alone will do.
 IS_OPEN: Final = INVOCATIONS.c.state == literal_column("'o'")
+_FAILED: Final = ROWS.c.outcome != literal_column(f"'{Outcome.SUCCESS.value}'")
 
 
 def by_index(wanted: RowFilter) -> list[ColumnElement[bool]]:
@@ -34,9 +36,11 @@ def by_index(wanted: RowFilter) -> list[ColumnElement[bool]]:
         (ROWS.c.trace_id, wanted.trace_id),
         (ROWS.c.task_id, wanted.task_id),
     ]
-    if wanted.tenant_id is not None:  # its index begins with the tenant
-        pairs.append((ROWS.c.outcome, wanted.outcome))
-    return [column == written(value) for column, value in pairs if value is not None]
+    found = [column == written(value) for column, value in pairs if value is not None]
+    # Its index begins with the tenant, and has no successes, of which a tenant's rows are full.
+    if None not in (wanted.tenant_id, wanted.outcome) and wanted.outcome != Outcome.SUCCESS:
+        found += [ROWS.c.outcome == written(str(wanted.outcome)), _FAILED]
+    return found
 
 
 def stored_where(wanted: RowFilter) -> ColumnElement[Any]:
