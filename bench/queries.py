@@ -62,6 +62,7 @@ class Asked:
         rows: how many the memory had.
         aim: seconds, if there is one.
         took: seconds, each time.
+        cpu: seconds of CPU of the process that asked, the mean: what tells where a machine is busy.
         found: rows that it found, the last time.
         peak: bytes that it held at once in the process that asked.
     """
@@ -71,6 +72,7 @@ class Asked:
     rows: int
     aim: float | None
     took: list[float]
+    cpu: float
     found: int
     peak: int
 
@@ -124,16 +126,17 @@ def _sqlite(past: Past) -> Iterator[str]:
 def _ask(kind: str, memory: AuditMemory, past: Past, times: int) -> list[Asked]:
     queries = _queries(kind, memory)
     took: dict[str, list[float]] = {what: [] for what in queries}
-    found = dict.fromkeys(queries, 0)
+    found, cpu = dict.fromkeys(queries, 0), dict.fromkeys(queries, 0.0)
     for met in islice(cycle(past.met), times):
         for what, (_, query) in queries.items():
-            began = time.perf_counter()
+            used, began = time.process_time(), time.perf_counter()
             found[what] = query(met)
             took[what].append(time.perf_counter() - began)
+            cpu[what] += (time.process_time() - used) / times
     return [
         Asked(
             memory=kind, what=what, rows=past.rows, aim=aim, took=took.get(what, []),
-            found=found.get(what, 0), peak=_peak(query, past.met[len(past.met) // 2]),
+            cpu=cpu.get(what, 0.0), found=found.get(what, 0), peak=_peak(query, past.met[len(past.met) // 2]),
         )
         for what, (aim, query) in (queries | _walks(memory)).items()
     ]  # fmt: skip
@@ -217,12 +220,13 @@ def report(asked: Sequence[Asked]) -> str:
             f"{one.rows:,}",
             str(one.found) if one.took else "",
             *([millis(percentile(one.took, p)) for p in (50, 95)] if one.took else ["", ""]),
+            millis(one.cpu) if one.took else "",
             "" if one.aim is None else f"{one.aim * 1e3:.0f}",
             mebibytes(one.peak),
         ]
         for one in asked
     ]
-    head = ("query", "rows", "found", "p50 ms", "p95 ms", "aim ms", "peak MiB")
+    head = ("query", "rows", "found", "p50 ms", "p95 ms", "CPU ms", "aim ms", "peak MiB")
     return f"{table(head, lines)}\n\n{_verdict(asked)}"
 
 

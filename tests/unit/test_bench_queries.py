@@ -48,7 +48,7 @@ def test_a_history_has_what_a_host_has() -> None:
 def asked(**changes: Any) -> Asked:
     usual: dict[str, Any] = {
         "memory": "redis", "what": "trace_id", "rows": 10, "aim": 0.020, "took": [0.010],
-        "found": 1, "peak": 1000,
+        "cpu": 0.001, "found": 1, "peak": 1000,
     }  # fmt: skip
     return Asked(**(usual | changes))
 
