@@ -136,7 +136,8 @@ def _ask(kind: str, memory: AuditMemory, past: Past, times: int) -> list[Asked]:
     return [
         Asked(
             memory=kind, what=what, rows=past.rows, aim=aim, took=took.get(what, []),
-            cpu=cpu.get(what, 0.0), found=found.get(what, 0), peak=_peak(query, past.met[len(past.met) // 2]),
+            cpu=cpu.get(what, 0.0), found=found.get(what, 0),
+            peak=_peak(query, past.met[len(past.met) // 2]),
         )
         for what, (aim, query) in (queries | _walks(memory)).items()
     ]  # fmt: skip
