@@ -1,4 +1,7 @@
-"""The command: ``python -m bench [--rounds N] [--tasks N] [--only SECTION] [--json FILE]``."""
+"""The command: ``python -m bench [--rounds N] [--tasks N] [--only SECTION] [--json FILE]``.
+
+With ``--only queries`` also ``--rows N`` and ``--memory redis|postgres|sqlite``.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,29 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from audit.errors import EmbeddedServerError
-from bench import board, emit, ledger, memory, privacy, roundtrip, stores, sweep, throughput
+from bench import (
+    board,
+    emit,
+    ledger,
+    memory,
+    privacy,
+    queries,
+    roundtrip,
+    stores,
+    sweep,
+    throughput,
+)
 from bench.processes import BenchError
 from bench.report import environment
 
 MOST_ROUNDS: Final = 1000
 MOST_TASKS: Final = 10_000
+MOST_ROWS: Final = 100_000_000
 
 
 def _throughput(rounds: int, tasks: int) -> tuple[str, Any]:
@@ -64,6 +80,13 @@ def _stores(rounds: int, tasks: int) -> tuple[str, Any]:
     return stores.report(measured), stores.raw(measured)
 
 
+def _queries(
+    rounds: int, tasks: int, rows: int | None = None, kinds: Sequence[str] = queries.KINDS
+) -> tuple[str, Any]:
+    asked = queries.measure(kinds, rows or queries.ROWS_PER_TASK * tasks, rounds)
+    return queries.report(asked), queries.raw(asked)
+
+
 #: Each section measures, and gives what is printed and its samples.
 SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
     "throughput": _throughput,
@@ -75,6 +98,7 @@ SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
     "privacy": _privacy,
     "ledger": _ledger,
     "board": _board,
+    "queries": _queries,
 }
 
 
@@ -84,8 +108,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     samples: dict[str, Any] = {"environment": environment()}
     print("\n".join(f"{name}: {value}" for name, value in samples["environment"].items()))
     print(f"{options.rounds} rounds of {options.tasks} tasks, prefork with 2 children")
-    for name in [options.only] if options.only else SECTIONS:
-        printed, samples[name] = SECTIONS[name](options.rounds, options.tasks)
+    kinds = [options.memory] if options.memory else queries.KINDS
+    sections: dict[str, Callable[[int, int], tuple[str, Any]]] = {
+        **SECTIONS,
+        "queries": partial(_queries, rows=options.rows, kinds=kinds),
+    }
+    for name in [options.only] if options.only else sections:
+        printed, samples[name] = sections[name](options.rounds, options.tasks)
         print(f"\n{printed}", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(samples), encoding="utf-8")
@@ -108,9 +137,18 @@ def _parser() -> argparse.ArgumentParser:
         " trips, 20 times as many invocations in the memory section, 1,000 times as many in the"
         " history of the sweep section, a quarter as many turns in the privacy section, 100"
         " times as many sealed rows and 20 times as many emits of each turn in the ledger section,"
-        " 1,000 times as many rows in the board section",
+        " 1,000 times as many rows in the board section, 100 times as many in the queries section",
     )
     parser.add_argument("--only", choices=SECTIONS, help="one section instead of all")
+    parser.add_argument(
+        "--rows",
+        type=_up_to(MOST_ROWS),
+        metavar="N",
+        help="rows of the history in the queries section",
+    )
+    parser.add_argument(
+        "--memory", choices=queries.KINDS, help="one kind in the queries section instead of all"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
     return parser
 

@@ -72,7 +72,7 @@ class PostgresServer:
 
     def close(self) -> None:
         self.stop()
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, onerror=_unless_gone)
 
     def url(self, database: str = "postgres", **parameters: str) -> str:
         more = "".join(f"&{name}={value}" for name, value in parameters.items())
@@ -116,6 +116,12 @@ class PostgresServer:
         if self._user is None:
             return {}
         return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
+
+
+def _unless_gone(_call: Any, _path: str, raised: Any) -> None:
+    """A process of a server that was ended in a hurry may still remove files of its own."""
+    if not issubclass(raised[0], FileNotFoundError):
+        raise raised[1]
 
 
 def copy_of(bin_: Path, target: Path) -> Path:

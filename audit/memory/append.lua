@@ -3,12 +3,15 @@
 --
 -- KEYS  1 stream of the tenant's rows      2 hash request_id -> state      3 sorted set of the open
 --       4 hash message -> deaths
---       5 the token of the message; only with a started row that asks whether it is a replay
+--       All but "completed" have these two as well:
+--       5 list of the trace: request_ids      6 text that says what these lists cover; see note()
+--       7 the token of the message; only with a started row that asks whether it is a replay
 --       last, the tick; only with a started row that takes it
 -- ARGV  1 started | completed | settled | refused      2 request_id      3 the row's bytes
 --       4 the message whose worker died, or nothing
---       5 seconds to remember the token; nothing where the tick alone came
---       6 seconds that the tick stays taken      7 who takes it; both only with a tick
+--       5 seconds to keep the list of the trace; 0: none is kept; nothing: not for this row
+--       6 seconds to remember the token; nothing where the tick alone came
+--       7 seconds that the tick stays taken      8 who takes it; both only with a tick
 --
 -- A completion is "completed" when the process that ran the body reports it, and "settled" when
 -- another one reports what it saw from outside: that one closes what is open, bars what never
@@ -33,16 +36,47 @@ local state = redis.call('HGET', requests, request_id)
 
 -- The two steps of nearly every invocation come first, before closures are made that only the rare
 -- ones need.
-if not state and action == 'started' and not KEYS[5] then
-  local position = redis.call('XADD', rows, '*', 'row', row)
-  redis.call('HSET', requests, request_id, 'o ' .. position)
-  redis.call('ZADD', open, string.match(position, '^%d+'), request_id)
-  return {'new', position}
-end
 if state and action == 'completed' and string.sub(state, 1, 2) == 'o ' then
   local position = redis.call('XADD', rows, '*', 'row', row)
   redis.call('HSET', requests, request_id, 'c' .. string.sub(state, 2) .. ' ' .. position)
   redis.call('ZREM', open, request_id)
+  return {'new', position}
+end
+
+-- Puts the invocation into the list of its trace. Comes before the row, so that no row is without
+-- it; an entry without a row leads nowhere. A list that is full is a request_id too long, which tells
+-- whoever reads it. Returns what the lists cover as yet.
+local function note()
+  local seconds = ARGV[5]
+  if seconds == '' then return end
+  if seconds == '0' then
+    redis.call('DEL', KEYS[6])
+    return
+  end
+  local covers = redis.call('GET', KEYS[6])
+  if redis.call('RPUSH', KEYS[5], request_id) > 5001 then redis.call('LTRIM', KEYS[5], 0, 5000) end
+  redis.call('EXPIRE', KEYS[5], seconds)
+  return covers
+end
+
+-- The lists cover SECONDS and START: every row stored at START or later is in the list of its trace,
+-- for so many seconds at least. Where this one is kept for longer than those before, it is the START.
+local function cover(covers, position)
+  local seconds = ARGV[5]
+  if seconds == '' or seconds == '0' then return end
+  if covers and string.sub(covers, 1, #seconds + 1) == seconds .. ' ' then return end
+  local lasting, start = string.match(covers or '', '^(%d+) (%d+%-%d+)$')
+  if not covers and redis.call('HLEN', requests) == 1 then start = '0-0' end
+  if not start or (lasting and tonumber(lasting) < tonumber(seconds)) then start = position end
+  redis.call('SET', KEYS[6], seconds .. ' ' .. start)
+end
+
+if not state and action == 'started' and not KEYS[7] then
+  local covers = note()
+  local position = redis.call('XADD', rows, '*', 'row', row)
+  redis.call('HSET', requests, request_id, 'o ' .. position)
+  redis.call('ZADD', open, string.match(position, '^%d+'), request_id)
+  cover(covers, position)
   return {'new', position}
 end
 
@@ -83,22 +117,24 @@ end
 
 -- Tokens come last, so that whatever fails before it leaves no token without its row.
 local function take_tick()
-  if ARGV[7] then redis.call('SET', KEYS[#KEYS], ARGV[7], 'EX', ARGV[6]) end
+  if ARGV[8] then redis.call('SET', KEYS[#KEYS], ARGV[8], 'EX', ARGV[7]) end
 end
 
 local function start_once()
-  local holder = ARGV[7] and redis.call('GET', KEYS[#KEYS])
-  if holder and holder ~= ARGV[7] then return {'tick_taken', ''} end
-  local asks = ARGV[5] ~= ''
-  local seen = asks and redis.call('EXISTS', KEYS[5]) == 1
+  local holder = ARGV[8] and redis.call('GET', KEYS[#KEYS])
+  if holder and holder ~= ARGV[8] then return {'tick_taken', ''} end
+  local asks = ARGV[6] ~= ''
+  local seen = asks and redis.call('EXISTS', KEYS[7]) == 1
+  local covers = note()
   local position = append(seen and as_replay(row) or row, seen and 'om' or 'o')
   redis.call('ZADD', open, string.match(position, '^%d+'), request_id)
+  cover(covers, position)
   take_tick()
   if seen then
-    redis.call('EXPIRE', KEYS[5], ARGV[5], 'GT')
+    redis.call('EXPIRE', KEYS[7], ARGV[6], 'GT')
     return {'replayed', position}
   end
-  if asks then redis.call('SET', KEYS[5], request_id, 'EX', ARGV[5]) end
+  if asks then redis.call('SET', KEYS[7], request_id, 'EX', ARGV[6]) end
   return {'new', position}
 end
 
@@ -107,7 +143,7 @@ local function start()
   if letter == 't' then return {'tombstone', ''} end
   if letter == 'r' then return {'was_refused', ''} end
   if stored_at(positions[1], row) then return {'repeated', positions[1]} end
-  if (ARGV[5] or '') ~= '' and stored_at(positions[1], as_replay(row)) then return {'replayed', positions[1]} end
+  if (ARGV[6] or '') ~= '' and stored_at(positions[1], as_replay(row)) then return {'replayed', positions[1]} end
   return {'second_started_row', ''}
 end
 
@@ -119,7 +155,9 @@ local function complete()
     return {'was_refused', ''}
   end
   if letter == 'o' then
+    local covers = settled and note()
     local position = append(row, 'c' .. string.sub(state, 2))
+    if settled then cover(covers, position) end
     redis.call('ZREM', open, request_id)
     if ARGV[4] ~= '' then redis.call('HINCRBY', KEYS[4], ARGV[4], 1) end
     return {'new', position}
@@ -139,7 +177,12 @@ local function complete()
 end
 
 local function refuse()
-  if not state then return {'new', append(row, 'r')} end
+  if not state then
+    local covers = note()
+    local position = append(row, 'r')
+    cover(covers, position)
+    return {'new', position}
+  end
   if letter == 'r' and stored_at(positions[1], row) then return {'repeated', positions[1]} end
   return {letter == 'r' and 'was_refused' or 'second_started_row', ''}
 end

@@ -51,6 +51,7 @@ from audit.memory.redis_rows import RedisRows
 from audit.memory.redis_script import Script
 from audit.memory.redis_seal import RedisSeal
 from audit.memory.redis_talk import Doubt, Talk, exchange
+from audit.memory.redis_trace import RedisTraces
 from audit.memory.redis_url import Address, Topology, parse_url
 from audit.memory.result import TaskResult
 from audit.row import AuditRow
@@ -69,7 +70,9 @@ class RedisMemory(AuditMemory):
         url: ``redis://``, ``rediss://`` or ``redis+socket://``, with these parameters of ours
             beside redis-py's own: ``durability`` (``server``: as the server is configured,
             ``everysec`` or ``always``: the server must have an AOF with at least that fsync),
-            ``prefix`` of the keys (``audit``) and ``replicas`` that must acknowledge each row (0).
+            ``prefix`` of the keys (``audit``), ``replicas`` that must acknowledge each row (0), and
+            ``trace_days`` (30) for which an invocation is found by its trace at once; 0 keeps no
+            lists of traces.
             ``redis+cluster://HOST:PORT,HOST:PORT`` for a cluster, and
             ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB`` for a master that sentinels name,
             with ``sentinel_username`` and ``sentinel_password`` where they want them.
@@ -108,9 +111,10 @@ class RedisMemory(AuditMemory):
         )
         self._leases = RedisLeases(self._talk.read, self._prefix)
         self._seal = RedisSeal(self._ask_judged, self._write_judged, self._prefix)
-        self._pages = RedisPages(self._talk.write, self._tenants, self._prefix)
+        traces = RedisTraces(self._talk.write, self._prefix)
+        self._pages = RedisPages(self._talk.write, self._tenants, traces, self._prefix)
         self._rows = RedisRows(
-            self._talk.read, self._talk.write, self._tenants, self._prefix, pause
+            self._talk.read, self._talk.write, self._tenants, traces, self._prefix, pause
         )
 
     def _opened(self, url: str) -> Lines:
@@ -261,7 +265,7 @@ class RedisMemory(AuditMemory):
 
     def command(self, row: AuditRow, once: Once | None = None, hold: Hold | None = None) -> Command:
         """What EVALSHA is called with for ``row``: the number of keys, the keys, the arguments."""
-        return command_of(self._prefix, row, once, hold)
+        return command_of(self._prefix, row, once, hold, trace_seconds=self._place.trace_seconds)
 
     def _send(
         self,

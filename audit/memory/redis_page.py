@@ -29,6 +29,7 @@ from audit.memory.page import Damaged, Open, Page
 from audit.memory.redis_form import is_of, places_in, position_in, started_in
 from audit.memory.redis_keys import Keys
 from audit.memory.redis_seal import entry_of
+from audit.memory.redis_trace import RedisTraces
 from audit.row import AuditRow
 
 #: How far the clocks of writers and server may differ without a time range losing rows.
@@ -53,6 +54,7 @@ class RedisPages:
         ask: sends commands to a judged server in one go and gives their raw replies; translates
             errors.
         tenants: that tenant, or all there are.
+        traces: the lists of traces.
         prefix: of the keys.
     """
 
@@ -60,10 +62,12 @@ class RedisPages:
         self,
         ask: Callable[[Sequence[Command]], Sequence[Any]],
         tenants: Callable[[str | None], list[str]],
+        traces: RedisTraces,
         prefix: str,
     ) -> None:
         self._ask = ask
         self._tenants = tenants
+        self._traces = traces
         self._prefix = prefix
 
     def page(
@@ -77,9 +81,13 @@ class RedisPages:
         check_bounds(most, look)
         begin = None if cursor is None else Cursor.parse(cursor)
         tenants = self._read_tenants(wanted.tenant_id, without)
-        if wanted.request_id is not None:
-            return self._of_invocation(wanted, tenants, begin, most, look)
         oldest = first_position(wanted)
+        invocations = self._invocations(wanted, tenants)
+        if invocations is not None:
+            page, trimmed = self._of_invocations(invocations, wanted, begin, most, look)
+            if wanted.request_id is None:
+                trimmed = page.next is None and self._trimmed(tenants, oldest)
+            return page if page.next else replace(page, trimmed=trimmed)
         newest = Newest(
             tenants, lambda reads: self._read(reads, oldest), most=most, look=look, cursor=begin
         )
@@ -140,28 +148,45 @@ class RedisPages:
         ]
         return any(place > floor for place in places)
 
-    def _of_invocation(
+    def _invocations(
+        self, wanted: RowFilter, tenants: Sequence[str]
+    ) -> list[tuple[Keys, bytes | str]] | None:
+        """Those whose rows are all that can pass; ``None``: there is the history to look at."""
+        if wanted.request_id is not None:
+            return [(Keys(self._prefix, tenant), wanted.request_id) for tenant in tenants]
+        traced = self._traces.look(tenants, wanted)
+        if len(traced) < len(tenants) or any(one.older for one in traced.values()):
+            return None
+        return [
+            (Keys(self._prefix, tenant), request_id)
+            for tenant, one in traced.items()
+            for request_id in dict.fromkeys(one.request_ids)
+        ]
+
+    def _of_invocations(
         self,
+        invocations: Sequence[tuple[Keys, bytes | str]],
         wanted: RowFilter,
-        tenants: Sequence[str],
         begin: Cursor | None,
         most: int,
         look: int,
-    ) -> Page:
-        """By the index: what it takes does not depend on where in the history the rows are."""
-        keys = [Keys(self._prefix, tenant) for tenant in tenants]
-        states = self._each(keys, lambda key: ("HGET", key.requests, str(wanted.request_id)))
+    ) -> tuple[Page, bool]:
+        """What it takes does not depend on where in the history the rows are.
+
+        Gives also whether any of them was trimmed.
+        """
+        asked = [("HGET", keys.requests, request_id) for keys, request_id in invocations]
+        states = self._ask(asked) if asked else ()
         places = sorted(
-            (key_of(key.tenant_id, place), key.tenant_id, place)
-            for key, state in zip(keys, states, strict=True)
-            for place in places_in(key, state)
+            (key_of(keys.tenant_id, place), keys.tenant_id, place)
+            for (keys, _), state in zip(invocations, states, strict=True)
+            for place in places_in(keys, state)
         )
         entries = self._at([p[1:] for p in places if begin is None or begin.is_passed_by(*p[1:])])
         page = read_page(
             entries, wanted, most=most, look=look, clock=_time_of, ended=lambda: not any(entries)
         )
-        trimmed = any(b"=" in (state or b"") for state in states)
-        return page if page.next else replace(page, trimmed=trimmed)
+        return page, any(b"=" in (state or b"") for state in states)
 
     def _at(self, places: Sequence[tuple[str, str]]) -> Iterator[Found]:
         """The entries at these places, as far as they are there, in the given order."""

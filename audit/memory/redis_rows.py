@@ -16,6 +16,7 @@ from audit.memory.connection import Command
 from audit.memory.redis_form import LAST_PLACE, insist, places_in, row_in, started_in
 from audit.memory.redis_keys import Keys
 from audit.memory.redis_page import first_position
+from audit.memory.redis_trace import RedisTraces, Traced
 from audit.row import AuditRow
 
 #: Rows fetched in one read; bounds the memory a query needs.
@@ -31,6 +32,7 @@ class RedisRows:
         read: sends commands that may be sent twice, to a server as it is, and gives raw replies.
         write: the same to a judged server, never twice.
         tenants: that tenant, or all there are.
+        traces: what the lists say of a trace.
         prefix: of the keys.
         pause: waits so many seconds.
     """
@@ -40,12 +42,14 @@ class RedisRows:
         read: Asked,
         write: Asked,
         tenants: Callable[[str | None], list[str]],
+        traces: RedisTraces,
         prefix: str,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._read = read
         self._write = write
         self._tenants = tenants
+        self._traces = traces
         self._prefix = prefix
         self._pause = pause
 
@@ -53,9 +57,9 @@ class RedisRows:
         return _merged([self._running(Keys(self._prefix, t)) for t in self._tenants(tenant_id)])
 
     def select(self, wanted: RowFilter) -> Iterator[AuditRow]:
-        streams = [
-            self._stream(Keys(self._prefix, t), wanted) for t in self._tenants(wanted.tenant_id)
-        ]
+        tenants = self._tenants(wanted.tenant_id)
+        traced = self._traces.look(tenants, wanted)
+        streams = [self._stream(Keys(self._prefix, t), wanted, traced.get(t)) for t in tenants]
         return filter(wanted.matches, _merged(streams))
 
     def follow(
@@ -87,11 +91,31 @@ class RedisRows:
             insist(keys.tenant_id, [request_id for _, request_id in begun], rows)
             yield from rows
 
-    def _stream(self, keys: Keys, wanted: RowFilter) -> Iterator[AuditRow]:
+    def _stream(self, keys: Keys, wanted: RowFilter, traced: Traced | None) -> Iterator[AuditRow]:
         if wanted.request_id is not None:
             state = self._ask("HGET", keys.requests, wanted.request_id)
             return self._at(keys, sorted(places_in(keys, state), key=order_of))
-        return self._scan(keys, first_position(wanted))
+        if traced is None or (traced.older and wanted.since is not None):
+            return self._scan(keys, first_position(wanted))
+        return self._of_trace(keys, wanted, traced)
+
+    def _of_trace(self, keys: Keys, wanted: RowFilter, traced: Traced) -> Iterator[AuditRow]:
+        """What is older than the lists cover is read row by row, and all else by the lists.
+
+        An invocation may start in the one part and end in the other.
+        """
+        request_ids = dict.fromkeys(traced.request_ids)
+        for row in self._scan(keys, "-", f"({traced.start}") if traced.older else ():
+            if row.payload.get("trace_id") == wanted.trace_id:
+                request_ids[row.request_id.encode()] = None
+                yield row
+        places: list[str] = []
+        for page in _pages(list(request_ids)):
+            for state in self._ask("HMGET", keys.requests, *page):
+                places += places_in(keys, state)
+        start = order_of(traced.start)
+        newer = {order_of(place): place for place in places if order_of(place) >= start}
+        yield from self._at(keys, [newer[order] for order in sorted(newer)])
 
     def _at(self, keys: Keys, positions: Sequence[str]) -> Iterator[AuditRow]:
         for page in _pages(positions):
@@ -101,9 +125,9 @@ class RedisRows:
         answers = self._read([("XRANGE", keys.rows, at, at) for at in positions])
         return [row_in(entry) for found in answers for entry in found]
 
-    def _scan(self, keys: Keys, start: str) -> Iterator[AuditRow]:
+    def _scan(self, keys: Keys, start: str, end: str = "+") -> Iterator[AuditRow]:
         while True:
-            page = self._ask("XRANGE", keys.rows, start, "+", "COUNT", str(PAGE))
+            page = self._ask("XRANGE", keys.rows, start, end, "COUNT", str(PAGE))
             yield from map(row_in, page)
             if len(page) < PAGE:
                 return

@@ -37,6 +37,11 @@ Address = tuple[str, int]
 
 _SEVERAL: Final = re.compile(r"(rediss?)\+(cluster|sentinel)://([^/?#]*)(.*)", re.DOTALL)
 
+#: Days for which the lists of traces are kept, unless the URL says otherwise, and at most.
+TRACE_DAYS: Final = 30
+MOST_TRACE_DAYS: Final = 36_500
+DAY: Final = 86_400
+
 
 class Topology(StrEnum):
     """How many servers there are, and who says which one serves a key."""
@@ -59,6 +64,7 @@ class RedisUrl:
         durability: one of :data:`audit.memory.server.DURABILITIES`.
         prefix: of the keys.
         replicas: how many must acknowledge a row; 0 where none is waited for.
+        trace_seconds: for which the list of a trace is kept; 0: there is none.
         seeds: nodes of the cluster, or the sentinels, that are asked first.
         service: how the sentinels call the master.
         database: of several servers, which one there.
@@ -69,7 +75,8 @@ class RedisUrl:
     shown: str
     durability: str
     prefix: str
-    replicas: int = 0
+    replicas: int
+    trace_seconds: int
     topology: Topology = Topology.SINGLE
     seeds: tuple[Address, ...] = ()
     service: str = ""
@@ -101,7 +108,7 @@ def parse_url(url: str) -> RedisUrl:
         return _parse_several(*several.groups())
     parts = _split_url(url)
     query = _query(parts)
-    durability, prefix, replicas = _pop_ours(query)
+    durability, prefix, replicas, trace_seconds = _pop_ours(query)
     scheme = parts.scheme
     number = query.get("db", "") if scheme == "redis+socket" else parts.path.strip("/")
     _check_database(number)
@@ -115,6 +122,7 @@ def parse_url(url: str) -> RedisUrl:
         durability=durability,
         prefix=prefix,
         replicas=replicas,
+        trace_seconds=trace_seconds,
     )
 
 
@@ -135,7 +143,7 @@ def _parse_several(scheme: str, kind: str, netloc: str, rest: str) -> RedisUrl:
         raise MemoryUrlError(f"memory URL: redis+{kind}:// names hosts, like HOST:PORT,HOST:PORT")
     seeds = tuple((str(p.hostname), p.port or _PORTS[topology]) for p in each)
     query = _query(each[0])
-    durability, prefix, replicas = _pop_ours(query)
+    durability, prefix, replicas, trace_seconds = _pop_ours(query)
     service, database = _service(topology, each[0].path)
     user = quote(query.pop("sentinel_username", ""), safe="")
     password = quote(query.pop("sentinel_password", ""), safe="")
@@ -146,6 +154,7 @@ def _parse_several(scheme: str, kind: str, netloc: str, rest: str) -> RedisUrl:
         durability=durability,
         prefix=prefix,
         replicas=replicas,
+        trace_seconds=trace_seconds,
         topology=topology,
         seeds=seeds,
         service=service,
@@ -176,8 +185,8 @@ def _query(parts: SplitResult) -> dict[str, str]:
     return query
 
 
-def _pop_ours(query: dict[str, str]) -> tuple[str, str, int]:
-    """Durability, prefix and replicas."""
+def _pop_ours(query: dict[str, str]) -> tuple[str, str, int, int]:
+    """Durability, prefix, replicas, and seconds for which traces are listed."""
     durability = query.pop("durability", "server")
     if durability not in DURABILITIES:
         raise MemoryUrlError(
@@ -189,7 +198,12 @@ def _pop_ours(query: dict[str, str]) -> tuple[str, str, int]:
     replicas = query.pop("replicas", "0")
     if not (replicas.isascii() and replicas.isdecimal() and len(replicas) < 4):
         raise MemoryUrlError("memory URL: replicas is a number, how many must have a row")
-    return durability, prefix, int(replicas)
+    days = query.pop("trace_days", str(TRACE_DAYS))
+    if not (days.isascii() and days.isdecimal() and int(days[:9]) <= MOST_TRACE_DAYS):
+        raise MemoryUrlError(
+            f"memory URL: trace_days must be a whole number from 0 to {MOST_TRACE_DAYS}"
+        )
+    return durability, prefix, int(replicas), int(days) * DAY
 
 
 def _check_database(number: str) -> None:

@@ -11,29 +11,33 @@
 set -eu
 
 # The same as in docs/pages.md.
-reads='~audit:* -@all +@read +eval_ro +script|load +info +config|get +select +ping'
+reads='~audit:* -@all +@read +eval_ro +script|load +info +config|get +select +ping +time'
 
 exec valkey-server "$1" - <<USERS
 user default off
 user flower on >${MEMORY_FLOWER_PASSWORD:?choose one} $reads
 user gateway on >${MEMORY_GATEWAY_PASSWORD:?choose one} $reads
-user worker on >${MEMORY_WORKER_PASSWORD:?choose one} $reads +time +eval +evalsha \
+user worker on >${MEMORY_WORKER_PASSWORD:?choose one} $reads +eval +evalsha \
  (~audit:tenants +sadd) \
  (~audit:{*}:rows +xadd) \
  (~audit:{*}:requests +hset) \
  (~audit:{*}:open +zadd +zrem) \
  (~audit:{*}:deaths +hincrby) \
+ (~audit:{*}:trace:* +rpush +ltrim +expire) \
+ (~audit:{*}:traced +set +del) \
  (~audit:{*}:seen:* ~audit:{*}:tick:* +set +expire) \
  (~audit:{lease:*}:held ~audit:{lease:*}:seen +set +del) \
  (~audit:{role:doctor-*}:leader +set +del)
-user keeper on >${MEMORY_KEEPER_PASSWORD:?choose one} $reads +time +eval +evalsha \
+user keeper on >${MEMORY_KEEPER_PASSWORD:?choose one} $reads +eval +evalsha \
  (~audit:tenants +sadd) \
  (~audit:{*}:rows +xadd +xtrim) \
  (~audit:{*}:requests +hset) \
  (~audit:{*}:open +zrem) \
  (~audit:{*}:deaths +hincrby) \
+ (~audit:{*}:trace:* +rpush +ltrim +expire) \
+ (~audit:{*}:traced +set +del) \
  (~audit:{*}:sealed ~audit:{*}:sealed_position ~audit:{*}:trimmed +set) \
  (~audit:{role:*}:leader +set +del)
-user operator on >${MEMORY_OPERATOR_PASSWORD:?choose one} $reads +time +config|set +config|resetstat +client +acl|whoami \
+user operator on >${MEMORY_OPERATOR_PASSWORD:?choose one} $reads +config|set +config|resetstat +client +acl|whoami \
  +acl|list +acl|getuser +acl|log +memory +latency +slowlog +dbsize +lastsave +bgrewriteaof
 USERS

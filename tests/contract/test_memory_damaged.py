@@ -12,7 +12,7 @@ from audit.errors import MemoryDamagedError, MemoryUnavailableError
 from audit.memory.base import RowFilter, Stored
 from audit.memory.redis import RedisMemory
 from tests.pages import invoke
-from tests.support import TENANT, make_identity, started, wait_until
+from tests.support import TENANT, TRACE_ID, make_identity, started, wait_until
 
 OTHER = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 REQUEST = "01KB8Z5T3MZJ9Y2V4Q6R8S0TAW"
@@ -48,6 +48,8 @@ def asks(memory: RedisMemory, tenant_id: str | None) -> dict[str, Callable[[], A
         "running": lambda: list(memory.running(tenant_id)),
         "page": lambda: memory.page(RowFilter(tenant_id=tenant_id)),
         "page of one": lambda: memory.page(RowFilter(tenant_id=tenant_id, request_id=REQUEST)),
+        "select trace": lambda: list(memory.rows(tenant_id, trace_id=TRACE_ID)),
+        "page of trace": lambda: memory.page(RowFilter(tenant_id=tenant_id, trace_id=TRACE_ID)),
         "open_page": lambda: memory.open_page(tenant_id, 5),
         "follow": lambda: next(memory.follow(RowFilter(tenant_id=tenant_id), poll=0)),
     }
@@ -84,17 +86,19 @@ def failing(memory: RedisMemory, tenant_id: str | None) -> set[str]:
 FAILING: dict[str, tuple[set[str], set[str]]] = {
     "rows": (
         {"entries", "last_position", "trim", "emit"},
-        {"select", "select one", "running", "page", "page of one", "open_page", "follow"},
+        {"select", "select one", "running", "page", "page of one", "open_page", "follow"}
+        | {"select trace", "page of trace"},
     ),
     "requests": (
         {"emit"},
-        {"select one", "running", "page of one", "open_page"},
+        {"select one", "running", "page of one", "open_page", "select trace", "page of trace"},
     ),
     "open": ({"emit"}, {"running", "open_page"}),
     "deaths": ({"deaths"}, set()),
     "sealed": ({"sealed", "swap_sealed"}, set()),
     "sealed_position": ({"sealed_position"}, set()),
-    "trimmed": ({"trimmed"}, {"page"}),
+    "trimmed": ({"trimmed"}, {"page", "page of trace"}),
+    "traced": ({"emit"}, {"select trace", "page of trace"}),
 }
 
 
@@ -119,8 +123,30 @@ def test_a_mark_of_trimming_that_is_no_position_is_an_error_of_its_tenant(
 ) -> None:
     """Not a value that nobody can read, nor an end of whoever asks."""
     client.set(f"audit:{{{TENANT}}}:trimmed", mark)
-    assert failing(memory, TENANT) == {"trimmed", "page"}
+    assert failing(memory, TENANT) == {"trimmed", "page", "page of trace"}
     assert failing(memory, OTHER) == set()
+
+
+@pytest.mark.parametrize("covers", [b"\xff", b"secret", b"", b"1", b"1 x", b"x 1-1", b"1 1-1 1"])
+def test_what_lists_of_traces_cover_is_said_or_is_an_error(
+    memory: RedisMemory, client: redis.Redis, covers: bytes
+) -> None:
+    """A trace has no answer then, until the next row says anew what they cover."""
+    client.set(f"audit:{{{TENANT}}}:traced", covers)
+    assert failing(memory, None) == {"select trace", "page of trace"}
+    assert failing(memory, OTHER) == set()
+    assert memory.emit(started(make_identity())) is Stored.NEW
+    assert failing(memory, TENANT) == set()
+
+
+def test_a_list_of_a_trace_that_is_none_lets_nothing_start_in_it(
+    memory: RedisMemory, client: redis.Redis
+) -> None:
+    """A row that nobody would find by its trace is not stored; other traces go on."""
+    client.set(f"audit:{{{TENANT}}}:trace:{TRACE_ID}", "secret")
+    assert failing(memory, TENANT) == {"emit", "select trace", "page of trace"}
+    assert len(list(memory.rows(TENANT))) == 3
+    assert memory.emit(started(make_identity(trace_id="f" * 32))) is Stored.NEW
 
 
 @pytest.mark.parametrize("state", [b"o", b"o \xff", b"o secret", b"o -"])
@@ -129,7 +155,9 @@ def test_a_state_that_is_none_is_an_error_of_its_tenant(
 ) -> None:
     """Where the rows of an invocation stand can then not be said."""
     client.hset(f"audit:{{{TENANT}}}:requests", REQUEST, state)
-    of_one = {"running", "open_page"} | ({"select one", "page of one"} if state != b"o" else set())
+    of_one = {"running", "open_page"}
+    if state != b"o":
+        of_one |= {"select one", "page of one", "select trace", "page of trace"}
     assert failing(memory, TENANT) == failing(memory, None) == of_one
     assert failing(memory, OTHER) == set()
 

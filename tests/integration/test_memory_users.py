@@ -31,6 +31,7 @@ from audit.row import timestamp
 from tests.integration.composed import ROOT, SECRETS, Machine, resolved
 from tests.support import (
     TENANT,
+    TRACE_ID,
     completed,
     make_ending,
     make_identity,
@@ -112,6 +113,8 @@ def read_all(memory: AuditMemory) -> None:
     for cursor in (None, memory.cursor_at(datetime.now(UTC))):
         assert memory.page(RowFilter(), cursor=cursor).rows
     assert memory.page(RowFilter(request_id=row.request_id)).rows
+    assert memory.page(RowFilter(trace_id=TRACE_ID)).rows
+    assert list(memory.rows(trace_id=TRACE_ID))
     assert memory.open_page(None, 10).total == len(list(memory.running()))
     assert TENANT in memory.tenants()
     assert memory.entries(TENANT, None, 10)

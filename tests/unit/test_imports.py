@@ -63,7 +63,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("audit.memory.redis_form",),
     ("audit.memory.redis_talk",),
-    ("audit.memory.redis_seal", "audit.memory.redis_lease", "audit.memory.newest"),
+    (
+        "audit.memory.redis_seal",
+        "audit.memory.redis_lease",
+        "audit.memory.redis_trace",
+        "audit.memory.newest",
+    ),
     ("audit.memory.redis_page", "audit.memory.listed"),
     ("audit.memory.redis_rows",),
     ("audit.memory.sql.*",),

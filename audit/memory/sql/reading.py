@@ -1,14 +1,16 @@
 """What is read from a SQL memory, the same for every database, in SQLAlchemy's Core.
 
 Rows have one order over all tenants: by turn, then by the server's time. Everything is read in
-chunks from a place in that order, by an index, so no query holds anything open between two chunks.
+chunks from a place in that order, by an index, so no query holds anything open between two chunks,
+and none looks at more rows than a chunk has. The time of rows grows with their turns, but for a
+clock that was set back: by more than an hour, and a range of time may lose rows of that hour.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -27,6 +29,7 @@ from audit.memory.base import Entry, RowFilter, order_of
 from audit.memory.entry import check_limit
 from audit.memory.newest import CHUNK, Cursor, Found, check_bounds, read_page, row_of
 from audit.memory.page import Damaged, Open, Page
+from audit.memory.sql.conditions import IS_OPEN, at, by_index, floor_of, not_in, stored_where
 from audit.memory.sql.tables import (
     DEATHS,
     INVOCATIONS,
@@ -43,10 +46,6 @@ from audit.row import AuditRow
 
 #: Rows fetched in one query.
 PAGE: Final = 1_000
-#: How far the clocks of writers and server may differ without a time range losing rows.
-SKEW: Final = timedelta(hours=1)
-_GREATEST: Final = 2**63 - 1
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 _PLACE: Final = tuple_(ROWS.c.turn, ROWS.c.minor)
 _NEWEST: Final = (ROWS.c.turn.desc(), ROWS.c.minor.desc())
@@ -85,20 +84,23 @@ class Reading:
             seen = (found[-1].turn, found[-1].minor)
 
     def select(self, wanted: RowFilter) -> Iterator[AuditRow]:
-        query = select(*_ENTRY).where(*conditions(wanted)).order_by(*_OLDEST).limit(PAGE)
-        return filter(wanted.matches, self._walk(query))
+        entry = (ROWS.c.turn, ROWS.c.minor, stored_where(wanted))
+        query = select(*entry).where(*by_index(wanted)).order_by(*_OLDEST).limit(PAGE)
+        return filter(wanted.matches, self._walk(query, floor_of(wanted)))
 
-    def _walk(self, query: Select[Any]) -> Iterator[AuditRow]:
+    def _walk(self, query: Select[Any], floor: int) -> Iterator[AuditRow]:
+        if floor > 0:
+            query = query.where(ROWS.c.turn >= self._first_turn(floor))
         found = self._ask(query)
         while found:
-            yield from map(_row, found)
+            yield from (_row(line) for line in found if line.stored is not None)
             if len(found) < PAGE:
                 return
             found = self._ask(query.where(_behind(found[-1])))
 
     def arrived(self, wanted: RowFilter, seen: tuple[int, int]) -> list[AuditRow]:
         """The next rows of a tenant, or of all, behind a place; not yet filtered."""
-        query = select(*_ENTRY).where(_at(*seen) < _PLACE).order_by(*_OLDEST).limit(PAGE)
+        query = select(*_ENTRY).where(at(*seen) < _PLACE).order_by(*_OLDEST).limit(PAGE)
         if wanted.tenant_id is not None:
             query = query.where(ROWS.c.tenant_id == written(wanted.tenant_id))
         return [_row(found) for found in self._ask(self._only_settled(query))]
@@ -131,9 +133,8 @@ class Reading:
 
     def open_page(self, tenant_id: str | None, most: int, without: Collection[str]) -> Open:
         check_bounds(most, 1)
-        read_at_all = _not_in(INVOCATIONS.c.tenant_id, without)
-        open_ = INVOCATIONS.c.state == "o"
-        counted = select(func.count()).select_from(INVOCATIONS).where(open_, *read_at_all)
+        read_at_all = not_in(INVOCATIONS.c.tenant_id, without)
+        counted = select(func.count()).select_from(INVOCATIONS).where(IS_OPEN, *read_at_all)
         if tenant_id is not None:
             counted = counted.where(INVOCATIONS.c.tenant_id == written(tenant_id))
         oldest = self._open(tenant_id, None).where(*read_at_all).limit(most)
@@ -150,9 +151,16 @@ class Reading:
         )
 
     def cursor_at(self, moment: datetime) -> str:
-        """Found by halves: turns come in the order of time, but for a clock that was set back."""
-        by = microseconds(moment)
-        ends = select(func.min(ROWS.c.turn), func.max(ROWS.c.turn))
+        return str(Cursor.above(self._last_turn(microseconds(moment))))
+
+    def _first_turn(self, floor: int) -> int:
+        """The first one that can have a row stored at ``floor`` or later."""
+        return self._last_turn(floor - 1)
+
+    def _last_turn(self, by: int) -> int:
+        """The last one that has a row stored by then. Found by halves."""
+        # Two queries in one: SQLite finds but one end of an index without walking through it.
+        ends = select(*(select(end(ROWS.c.turn)).scalar_subquery() for end in (func.min, func.max)))
         low, high = (end or 0 for end in self._ask(ends)[0])
         while low <= high:
             middle = (low + high) // 2
@@ -162,7 +170,7 @@ class Reading:
                 low = first[0].turn + 1
             else:
                 high = middle - 1
-        return str(Cursor.above(low - 1))
+        return low - 1
 
     # --- for the ledger -----------------------------------------------------------------------
 
@@ -183,7 +191,7 @@ class Reading:
         check_limit(limit)
         query = select(*_ENTRY).where(ROWS.c.tenant_id == written(tenant_id)).order_by(*_OLDEST)
         if after is not None:
-            query = query.where(_at(*order_of(after)) < _PLACE)
+            query = query.where(at(*order_of(after)) < _PLACE)
         return [_entry(found)[1] for found in self._ask(self._only_settled(query).limit(limit))]
 
     def last_position(self, tenant_id: str) -> str | None:
@@ -232,25 +240,25 @@ class Reading:
     def _open(self, tenant_id: str | None, seen: tuple[int, int] | None) -> Select[Any]:
         """Started rows of open invocations, oldest first."""
         of_it = and_(INVOCATIONS.c.turn == ROWS.c.turn, INVOCATIONS.c.minor == ROWS.c.minor)
-        at = (INVOCATIONS.c.turn, INVOCATIONS.c.minor, INVOCATIONS.c.tenant_id)
+        begun = (INVOCATIONS.c.turn, INVOCATIONS.c.minor, INVOCATIONS.c.tenant_id)
         query = (
-            select(*at, ROWS.c.stored)  # where somebody removed the row there is none
+            select(*begun, ROWS.c.stored)  # where somebody removed the row there is none
             .outerjoin_from(INVOCATIONS, ROWS, of_it)
-            .where(INVOCATIONS.c.state == "o")
+            .where(IS_OPEN)
             .order_by(INVOCATIONS.c.turn, INVOCATIONS.c.minor)
         )
         if tenant_id is not None:
             query = query.where(INVOCATIONS.c.tenant_id == written(tenant_id))
         if seen is not None:
-            query = query.where(tuple_(INVOCATIONS.c.turn, INVOCATIONS.c.minor) > _at(*seen))
+            query = query.where(tuple_(INVOCATIONS.c.turn, INVOCATIONS.c.minor) > at(*seen))
         return query
 
     def _was_trimmed(self, wanted: RowFilter, without: Collection[str]) -> bool:
-        known = (LOGS.c.trimmed.is_not(None), *_not_in(LOGS.c.tenant_id, without))
+        known = (LOGS.c.trimmed.is_not(None), *not_in(LOGS.c.tenant_id, without))
         query = select(LOGS.c.trimmed, LOGS.c.tenant_id).where(*known)
         if wanted.tenant_id is not None:
             query = query.where(LOGS.c.tenant_id == written(wanted.tenant_id))
-        floor = _floor(wanted)
+        floor = floor_of(wanted)
         marks = [order_of(checked(found.tenant_id, found.trimmed))[1] for found in self._ask(query)]
         if wanted.request_id is not None and marks:
             return self._lacks(wanted)
@@ -293,9 +301,9 @@ class _Backward:
         without: Collection[str],
     ) -> None:
         self._ask = ask
-        looked_at = (*_by_index(wanted), *_not_in(ROWS.c.tenant_id, without))
+        looked_at = (*by_index(wanted), *not_in(ROWS.c.tenant_id, without))
         self._query = select(*_ENTRY).where(*looked_at).order_by(*_NEWEST)
-        self._floor = _floor(wanted)
+        self._floor = floor_of(wanted)
         self._left = look
         self._below = None if begin is None else (begin.major, begin.minor)
         self._whole = False
@@ -323,7 +331,7 @@ class _Backward:
     def _fetch(self, count: int) -> Sequence[Any]:
         query = self._query.limit(count)
         if self._below is not None:
-            query = query.where(_at(*self._below) > _PLACE)
+            query = query.where(at(*self._below) > _PLACE)
         return self._ask(query)
 
 
@@ -332,29 +340,6 @@ class _Nothing:
 
 
 _NOTHING: Final = _Nothing()
-
-
-def conditions(wanted: RowFilter) -> list[ColumnElement[bool]]:
-    """What a filter asks of the columns."""
-    found = [
-        column == written(value)
-        for column, value in (
-            (ROWS.c.tenant_id, wanted.tenant_id),
-            (ROWS.c.kind, wanted.kind),
-            (ROWS.c.skill_id, wanted.skill_id),
-            (ROWS.c.outcome, wanted.outcome),
-            (ROWS.c.caller_persona, wanted.caller_persona),
-            (ROWS.c.trace_id, wanted.trace_id),
-            (ROWS.c.request_id, wanted.request_id),
-            (ROWS.c.task_id, wanted.task_id),
-        )
-        if value is not None
-    ]
-    if wanted.since is not None:
-        found.append(ROWS.c.moment >= microseconds(wanted.since))
-    if wanted.until is not None:
-        found.append(ROWS.c.moment < microseconds(wanted.until))
-    return found
 
 
 def checked(tenant_id: str, position: str) -> str:
@@ -380,35 +365,8 @@ def time_of(position: str) -> datetime:
     return moment_of(order_of(position)[1])
 
 
-def _by_index(wanted: RowFilter) -> list[ColumnElement[bool]]:
-    return [
-        column == written(value)
-        for column, value in (
-            (ROWS.c.tenant_id, wanted.tenant_id),
-            (ROWS.c.request_id, wanted.request_id),
-            (ROWS.c.trace_id, wanted.trace_id),
-            (ROWS.c.task_id, wanted.task_id),
-        )
-        if value is not None
-    ]
-
-
-def _not_in(column: Any, without: Collection[str]) -> list[ColumnElement[bool]]:
-    return [column.not_in([written(tenant) for tenant in without])] if without else []
-
-
-def _floor(wanted: RowFilter) -> int:
-    return 0 if wanted.since is None else microseconds(wanted.since) - SKEW // _MICROSECOND
-
-
 def _behind(found: Any) -> Any:
-    return _at(found.turn, found.minor) < _PLACE
-
-
-def _at(turn: int, minor: int) -> Any:
-    # A cursor may come from a memory whose positions are larger than any here.
-    turn, minor = min(turn, _GREATEST), min(minor, _GREATEST)
-    return tuple_(literal(turn, ROWS.c.turn.type), literal(minor, ROWS.c.minor.type))
+    return at(found.turn, found.minor) < _PLACE
 
 
 def _row(found: Any) -> AuditRow:
