@@ -17,12 +17,13 @@ HELD: Final = "held"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """The URLs of one variant, and the queue it publishes to by default."""
+    """The URLs of one variant, the queue it publishes to by default, and the size of a worker."""
 
     broker: str
     results: str
     memory: str
     queue: str = HELD
+    children: int = 2
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from bench.crew import WARM_UP, Batch, Crew, Variant, crews, turns
+from bench.crew import WARM_UP, Crew, Variant, crews, turns
 from bench.report import micros, table
 from bench.stats import lowest, median_interval, paired_ratios, percentile
+from bench.team import Batch
 
 #: Cores busy elsewhere, on average over a batch, up to which the batch is a quiet one.
 QUIET: Final = 0.2
@@ -37,7 +38,7 @@ class Measured:
 def measure(rounds: int, tasks: int) -> Measured:
     """Every variant once a round, each round beginning with the next variant."""
     done: list[Round] = []
-    with crews(list(Variant)) as working:
+    with crews([variant for variant in Variant if variant.possible]) as working:
         for crew in working:
             crew.batch(min(tasks, WARM_UP))
         while _quiet(done) < rounds and len(done) < 2 * rounds:
@@ -70,7 +71,7 @@ def raw(measured: Measured) -> dict[str, Any]:
 
 
 def report(measured: Measured) -> str:
-    batches = {variant: measured.batches(variant) for variant in Variant}
+    batches = {variant: measured.batches(variant) for variant in measured.rounds[0]}
     return "\n\n".join((_rates(batches), _judgement(measured), _cpu(batches), _publishing(batches)))
 
 
