@@ -13,6 +13,8 @@ from typing import Any, Final
 LIVE: Final = "live"
 #: Nobody consumes this one: its list is renamed to the live one when the clock starts.
 HELD: Final = "held"
+#: What the camera of events saw, a stream in the memory's database.
+SEEN: Final = "seen"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
