@@ -16,12 +16,14 @@ import pytest
 
 from audit.binary import find_server
 from audit.errors import EmbeddedServerError
-from bench.crew import Variant
+from bench.crew import Variant, crews
 from tests.support import missing, wait_until
 
 ROOT = Path(__file__).parents[2]
 
-THROUGHPUT = [variant.label for variant in Variant]
+THROUGHPUT = [variant.label for variant in Variant if variant.possible]
+#: Peers that need nothing installed.
+PEERS = ["bare Celery", "Celery, task_track_started", "Celery, events and a camera"]
 EMIT = [
     f"{what}, fsync {fsync}, {writers}"
     for what in ("one append, nothing else (floor)", "memory.emit")
@@ -94,6 +96,7 @@ def bench(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     ("section", "rows"),
     [
         ("throughput", 3 * THROUGHPUT + ["the same, of Celery + OpenTelemetry"]),
+        ("peers", PEERS),
         ("emit", EMIT),
         ("roundtrip", WAITING),
         ("memory", 2 * WAITING),
@@ -106,7 +109,9 @@ def test_a_tiny_run(section: str, rows: list[str], tmp_path: Path) -> None:
     """Status 0, every row in its tables, the samples written, and nothing left."""
     samples = tmp_path / "samples.json"
     tasks = "5" if section == "memory" else "20"  # which runs 20 times as many
-    short = ("--rounds", "1", "--tasks", tasks, "--only", section, "--json", str(samples))
+    short = ["--rounds", "1", "--tasks", tasks, "--only", section, "--json", str(samples)]
+    if section == "peers":
+        short += ["--peers", "track_started,camera"]
     with bench(tmp_path, *short) as process:
         printed, errors = process.communicate()
         assert process.returncode == 0, errors
@@ -118,11 +123,28 @@ def test_a_tiny_run(section: str, rows: list[str], tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [samples]
 
 
+def test_several_workers_share_a_batch() -> None:
+    """Each with as many children as the shape has, beside bare Celery in the same shape."""
+    with crews([Variant.BARE], workers=2, children=1) as (crew,):
+        assert crew.batch(20).count == 20
+        assert len(crew.processes()) == 4
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_an_early_end_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
-    """However the bench ends, so do its workers, publishers and server."""
-    with bench(tmp_path, "--only", "throughput", "--tasks", "10000") as process:
-        wait_until(lambda: len(left(tmp_path, "bench.worker")) >= len(Variant), timeout=60)
+    """However the bench ends, so do its workers, publishers and servers, PostgreSQL with them."""
+    long = ("--only", "peers", "--peers", "audited_postgres", "--tasks", "10000")
+    postgres = Variant.AUDITED_POSTGRES.possible
+    last = "bench.worker audited-1-0" if postgres else "bench.worker bare-0-0"
+    with bench(tmp_path, *long) as process:
+        wait_until(lambda: left(tmp_path, last), timeout=60)
+        # Its own environment does not tell whose it is.
+        launchers = left(tmp_path, "bench.postgres")
+        servers = [server for launcher in launchers for server in launcher.children()]
+        folders = [Path(server.cwd()) for server in servers]
+        assert len(servers) == postgres
         process.send_signal(number)
         assert process.wait(60) != 0
         wait_until(lambda: left(tmp_path) == [], timeout=60)
+        assert not any(server.is_running() for server in servers)
+        assert not any(folder.exists() for folder in folders)
