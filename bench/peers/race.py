@@ -54,7 +54,9 @@ def measure(rounds: int, tasks: int, contestants: Sequence[Contestant]) -> list[
         for entry in entries:
             with _or_left_out(entry):
                 entry.team = _hired(entry.contestant, hiring)
-                entry.team.batch(min(tasks, WARM_UP))
+        for entry in entries:
+            _run(entry, min(tasks, WARM_UP))
+            entry.batches.clear()
         for number in range(rounds):
             for turn in turns(len(entries), number):
                 _run(entries[turn], tasks)
