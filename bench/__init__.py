@@ -9,7 +9,7 @@ Its sections, each against servers of our own and never against a recorded figur
 * ``emit``: one emit of the memory in microseconds, beside the least that the server would take;
 * ``roundtrip``: ``.delay().get()`` with one task in flight;
 * ``memory``: what a worker holds (memory, descriptors, connections) over many invocations;
-* ``sweep``, ``privacy``, ``ledger``, ``board``: the keeper, signing and masking, sealing, the pages.
+* ``sweep``, ``privacy``, ``ledger``, ``board``: the keeper, signing and masking, sealing, pages.
 
 No figure makes the run fail: only an error does, and a lost task or row is one. A peer that cannot
 be had is none.
