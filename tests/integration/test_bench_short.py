@@ -16,7 +16,7 @@ import pytest
 
 from audit.binary import find_server
 from audit.errors import EmbeddedServerError
-from bench.crew import Variant, crews
+from bench.crew import Variant
 from tests.support import missing, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -126,13 +126,6 @@ def test_a_tiny_run(section: str, rows: list[str], tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [samples]
 
 
-def test_several_workers_share_a_batch() -> None:
-    """Each with as many children as the shape has, beside bare Celery in the same shape."""
-    with crews([Variant.BARE], workers=2, children=1) as (crew,):
-        assert crew.batch(20).count == 20
-        assert len(crew.processes()) == 4
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_an_early_end_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     """However the bench ends, so do its workers, publishers and servers, PostgreSQL with them."""
@@ -145,5 +138,6 @@ def test_an_early_end_leaves_no_process(number: signal.Signals, tmp_path: Path) 
         assert bool(folders) == postgres
         process.send_signal(number)
         assert process.wait(60) != 0
-        wait_until(lambda: left(tmp_path) == [], timeout=60)
+        psutil.wait_procs(left(tmp_path), timeout=60)
+        wait_until(lambda: left(tmp_path) == [], timeout=1)
         assert not any(folder.exists() for folder in folders)

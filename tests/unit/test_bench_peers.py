@@ -7,11 +7,12 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench import shape
+from bench import crew, shape, worker
 from bench.__main__ import main
 from bench.crew import Variant
 from bench.peers import environment, race
@@ -19,7 +20,9 @@ from bench.peers.environment import lock, pinned, python_for
 from bench.peers.figures import report
 from bench.peers.peer import PEERS, Peer, records
 from bench.peers.race import Absent, Entry, chosen, measure
+from bench.place import Place
 from bench.processes import BenchError
+from bench.sides import Side
 from bench.team import Batch, Cpu
 
 TRACK, CAMERA = PEERS[:2]
@@ -195,6 +198,45 @@ def test_what_cannot_be_installed_says_why(
     assert str(caught.value) == told
     with pytest.raises(BenchError):
         python_for("dbos_queue")
+
+
+# Shapes.
+
+
+def test_a_shape_is_so_many_workers_with_so_many_children(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each worker has a name of its own and the same place; one publisher feeds them all."""
+    started: list[tuple[str, ...]] = []
+    monkeypatch.setattr(crew, "Program", lambda *arguments, log: started.append(arguments))
+    place = Place(broker="redis://b/0", results="redis://b/1", memory="redis://b/2", children=4)
+    crew.Crew(
+        Variant.BARE, place, "bare-7", tmp_path / "log", workers=2, sql=crew.Databases(tmp_path)
+    )
+    assert started == [
+        ("bench.worker", "bare-7-0", "sides.bare", place.to_json()),
+        ("bench.worker", "bare-7-1", "sides.bare", place.to_json()),
+        ("bench.publisher", "sides.bare", place.to_json()),
+    ]
+
+
+@pytest.mark.parametrize("children", [1, 4])
+def test_a_worker_has_the_children_of_its_place(
+    children: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And after them what its side asks for, which so has the last word."""
+    asked: list[list[str]] = []
+    app = SimpleNamespace(worker_main=asked.append)
+    side = Side(app=app, noop=None, fail=None, options=("--task-events",))
+    monkeypatch.setattr(worker, "make_side", lambda *_: side)
+    monkeypatch.setattr(worker, "end_with_launcher", lambda: None)
+    monkeypatch.setattr(worker.os, "dup2", lambda *_: None)
+    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(worker.signals.worker_process_init, "connect", lambda *_, **__: None)
+    place = Place(broker="", results="", memory="", children=children)
+    worker.main("w", "sides.bare", place.to_json())
+    (arguments,) = asked
+    assert arguments[-3:] == [f"--concurrency={children}", "--hostname=w@bench", "--task-events"]
 
 
 # Tables.
