@@ -34,8 +34,8 @@ lint: $(STAMP) ## check style, types, import rules and the Dockerfile
 	elif [ -x $(BIN)/hadolint ]; then echo "$(BIN)/hadolint Dockerfile"; $(BIN)/hadolint Dockerfile; \
 	else echo "hadolint left out: it comes with Linux only"; fi
 
-bench: $(STAMP) ## measure what the audit costs
-	@$(BIN)/python -m bench
+bench: $(STAMP) ## measure what the audit costs (ARGS="--only throughput")
+	@$(BIN)/python -m bench $(ARGS)
 
 chaos: $(STAMP) ## kill, freeze and cut off, and judge what is on record (ARGS="--seed 7" repeats)
 	@$(BIN)/python -m chaos --invocations 20000 --faults 300 $(ARGS)
@@ -49,7 +49,10 @@ lock: $(BIN)/python ## write requirements/*.lock anew from pyproject.toml
 	"$$tmp/bin/python" -m pip $(PIP_FLAGS) install 'uv>=0.9,<1'; \
 	"$$tmp/bin/uv" $(COMPILE) pyproject.toml --group dev --extra embedded --extra gevent --extra gateway --extra redbeat --extra postgres --extra sqlite -o requirements/dev.lock; \
 	"$$tmp/bin/uv" $(COMPILE) pyproject.toml --extra gateway -c requirements/dev.lock -o requirements/runtime.lock; \
-	"$$tmp/bin/uv" $(COMPILE) --group pyproject.toml:build -c requirements/dev.lock -o requirements/build.lock
+	"$$tmp/bin/uv" $(COMPILE) --group pyproject.toml:build -c requirements/dev.lock -o requirements/build.lock; \
+	for peer in django dbos procrastinate; do \
+	  "$$tmp/bin/uv" $(COMPILE) bench/peers/$$peer.in -c requirements/dev.lock -o bench/peers/$$peer.lock; \
+	done
 
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

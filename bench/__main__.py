@@ -1,6 +1,6 @@
-"""The command: ``python -m bench [--rounds N] [--tasks N] [--only SECTION] [--json FILE]``.
+"""The command: ``python -m bench``; ``--help`` tells the rest.
 
-With ``--only queries`` also ``--rows N`` and ``--memory redis|postgres|sqlite``.
+With ``--write`` the tables go into a document too, between the markers of their section.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from bench import (
     privacy,
     queries,
     roundtrip,
+    shape,
     stores,
     sweep,
     throughput,
 )
+from bench.peers import figures, race
 from bench.processes import BenchError
 from bench.report import environment
+from bench.written import Document
 
 MOST_ROUNDS: Final = 1000
 MOST_TASKS: Final = 10_000
@@ -87,9 +90,21 @@ def _queries(
     return queries.report(asked), queries.raw(asked)
 
 
+def _shape(rounds: int, tasks: int) -> tuple[str, Any]:
+    shapes = shape.measure(rounds, tasks)
+    return shape.report(shapes), shape.raw(shapes)
+
+
+def _peers(rounds: int, tasks: int, names: Sequence[str] = ()) -> tuple[str, Any]:
+    entries = race.measure(rounds, tasks, race.chosen(names))
+    return figures.report(entries), race.raw(entries)
+
+
 #: Each section measures, and gives what is printed and its samples.
 SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
     "throughput": _throughput,
+    "shape": _shape,
+    "peers": _peers,
     "emit": _emit,
     "stores": _stores,
     "roundtrip": _roundtrip,
@@ -104,6 +119,8 @@ SECTIONS: Final[dict[str, Callable[[int, int], tuple[str, Any]]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
+    names = [options.only] if options.only else list(SECTIONS)
+    document = Document(options.write, names) if options.write else None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     samples: dict[str, Any] = {"environment": environment()}
     print("\n".join(f"{name}: {value}" for name, value in samples["environment"].items()))
@@ -111,13 +128,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kinds = [options.memory] if options.memory else queries.KINDS
     sections: dict[str, Callable[[int, int], tuple[str, Any]]] = {
         **SECTIONS,
+        "peers": partial(_peers, names=options.peers),
         "queries": partial(_queries, rows=options.rows, kinds=kinds),
     }
-    for name in [options.only] if options.only else sections:
+    for name in names:
         printed, samples[name] = sections[name](options.rounds, options.tasks)
         print(f"\n{printed}", flush=True)
+        if document is not None:
+            document.write(name, printed, samples["environment"], _command(options, name))
     if options.json is not None:
         options.json.write_text(json.dumps(samples), encoding="utf-8")
+
+
+def _command(options: argparse.Namespace, section: str) -> str:
+    """What measures that section alone, and the same."""
+    size = f"--rounds {options.rounds} --tasks {options.tasks}"
+    named = f" --peers {','.join(options.peers)}" if options.peers and section == "peers" else ""
+    return f"python -m bench --only {section} {size}{named}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -137,7 +164,8 @@ def _parser() -> argparse.ArgumentParser:
         " trips, 20 times as many invocations in the memory section, 1,000 times as many in the"
         " history of the sweep section, a quarter as many turns in the privacy section, 100"
         " times as many sealed rows and 20 times as many emits of each turn in the ledger section,"
-        " 1,000 times as many rows in the board section, 100 times as many in the queries section",
+        " 1,000 times as many rows in the board section, 100 times as many in the queries section,"
+        " half as many (and half the rounds) of each shape",
     )
     parser.add_argument("--only", choices=SECTIONS, help="one section instead of all")
     parser.add_argument(
@@ -149,8 +177,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--memory", choices=queries.KINDS, help="one kind in the queries section instead of all"
     )
+    parser.add_argument(
+        "--peers",
+        type=_names,
+        default=(),
+        metavar="NAME,...",
+        help=f"in the peers section, beside bare Celery, only these of {', '.join(race.NAMES)}",
+    )
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="DOCUMENT",
+        help="put the tables between the markers of their sections, e.g. in docs/performance.md",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
     return parser
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := sorted(set(names) - set(race.NAMES)):
+        raise argparse.ArgumentTypeError(f"knows no {', '.join(unknown)}")
+    return names
 
 
 def _up_to(most: int) -> Callable[[str], int]:

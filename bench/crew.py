@@ -1,46 +1,36 @@
-"""One variant at work: a publisher and a worker, kept up all the time, and one batch of tasks.
+"""One variant at work: a team of Celery's on Redis, and what is compared.
 
-A batch is published to a queue that nobody consumes. Then its list gets the live queue's name, one
-command that wakes the worker, and the clock runs until the last result is stored. So publishing
-costs nothing of what is measured, and the worker begins with all its work before it.
+The list of a batch gets the live queue's name: one command, which wakes the workers.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
-
-import psutil  # type: ignore[import-untyped]
+from typing import Final, Self, TypeVar
 
 from audit.embedded import EmbeddedServer
+from audit.memory import migrate_memory
 from bench.place import HELD, LIVE, Place
+from bench.postgres import Databases, is_installed
 from bench.processes import BenchError, Program
+from bench.rows import counter
 from bench.server import client, seconds_of_cpu
-from bench.worker import COLLECT
+from bench.team import Batch, Team
 
-#: Seconds that one batch may take.
-BATCH_SECONDS: Final = 120.0
 WARM_UP: Final = 200
 
-#: Seconds between two looks at the results: few while many are to come, so as not to disturb.
-LOOKS: Final = (0.02, 0.002)
-NEARLY: Final = 0.9
+#: How the URL of a result backend begins that stores results in one step with rows.
+MERGED: Final = "merged+"
 
-#: Which of the system's CPU times are work; some systems do not have them all.
-BUSY: Final = frozenset(["user", "nice", "system", "irq", "softirq", "steal"])
-
-SUCCESS: Final = "SUCCESS"
-FAILURE: Final = "FAILURE"
+T = TypeVar("T", bound=Team)
 
 
 class Variant(Enum):
-    """What is compared: the module in ``bench.sides``, and the words for it."""
+    """What is compared: the module in ``bench.sides``, the words for it, where its memory is."""
 
     BARE = ("bare", "bare Celery")
     CONTROL = ("bare", "bare Celery again (control)")
@@ -49,10 +39,17 @@ class Variant(Enum):
     MERGED = ("audited", "audited skills, merged mode")
     AUDITED_TRACED = ("audited_traced", "audited skills + OpenTelemetry SDK")
     MERGED_TRACED = ("audited_traced", "audited skills, merged mode + OpenTelemetry SDK")
+    AUDITED_POSTGRES = ("audited", "audited skills, memory in PostgreSQL", "postgresql")
+    POSTGRES_TRACED = (
+        "audited_traced",
+        "audited skills, memory in PostgreSQL + OpenTelemetry SDK",
+        "postgresql",
+    )
 
-    def __init__(self, side: str, label: str) -> None:
+    def __init__(self, side: str, label: str, memory: str = "redis") -> None:
         self.side = side
         self.label = label
+        self.memory = memory
 
     @property
     def merged(self) -> bool:
@@ -60,189 +57,141 @@ class Variant(Enum):
         return self.name.startswith("MERGED")
 
     @property
+    def judged(self) -> bool:
+        """Whether its trace is part of the job, as that of Celery with OpenTelemetry is."""
+        return self.side == "audited_traced"
+
+    @property
     def audited(self) -> bool:
         return self.side.startswith("audited")
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cpu:
-    """CPU seconds used so far by each part of a crew, by the server, and by everything else.
-
-    What is used elsewhere is what makes figures noisy, where there are few cores.
-    """
-
-    main: float
-    children: float
-    server: float
-    elsewhere: float
-
-    def since(self, before: Cpu) -> Cpu:
-        return Cpu(
-            main=self.main - before.main,
-            children=self.children - before.children,
-            server=self.server - before.server,
-            elsewhere=self.elsewhere - before.elsewhere,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """What one batch took: seconds from release to last result, of each ``.delay()``, of CPU."""
-
-    count: int
-    seconds: float
-    publish: list[float]
-    cpu: Cpu
-
     @property
-    def rate(self) -> float:
-        """Tasks a second."""
-        return self.count / self.seconds
-
-    @property
-    def disturbance(self) -> float:
-        """How many cores were busy elsewhere on average."""
-        return max(0.0, self.cpu.elsewhere / self.seconds)
+    def possible(self) -> bool:
+        """Whether this machine has what it needs."""
+        return self.memory == "redis" or is_installed()
 
 
-class Crew:
-    """One variant's publisher and worker on databases of their own."""
+class Crew(Team):
+    """One variant's publisher and workers on databases of their own."""
 
     def __init__(
-        self, variant: Variant, server: EmbeddedServer, number: int, logs: Path, queue: str
+        self,
+        variant: Variant,
+        place: Place,
+        name: str,
+        log: Path,
+        *,
+        workers: int,
+        sql: Databases,
     ) -> None:
-        broker, results, memory = (server.url_for(3 * number + part) for part in range(3))
-        if variant.merged:
-            results = memory
-        place = Place(
-            broker=broker,
-            results=f"merged+{results}" if variant.merged else results,
-            memory=f"{memory}?durability=everysec",
-            queue=queue,
-        )
-        log, name = logs / f"{number}-{variant.side}.log", f"{variant.side}-{number}"
+        side, sent = f"sides.{variant.side}", place.to_json()
         self.variant = variant
-        self._broker, self._results, self._memory = client(broker), client(results), client(memory)
-        self._worker = Program("bench.worker", name, variant.side, place.to_json(), log=log)
-        self._publisher = Program("bench.publisher", variant.side, place.to_json(), log=log)
-
-    def ask(self, **order: Any) -> Any:
-        """Have the publisher do something."""
-        return self._publisher.ask(**order)
+        results = place.results.removeprefix(MERGED)
+        self._broker, self._results = client(place.broker), client(results)
+        self._before = 0
+        self._rows = counter(place.memory)
+        super().__init__(
+            variant.label,
+            workers=[
+                Program("bench.worker", f"{name}-{number}", side, sent, log=log)
+                for number in range(workers)
+            ],
+            publisher=Program("bench.publisher", side, sent, log=log),
+            servers=[lambda: seconds_of_cpu(self._broker), sql.cpu],
+        )
 
     def batch(self, count: int, *, fail_every: int = 0) -> Batch:
-        """Run one batch; every so many of its tasks fails.
-
-        Raises:
-            BenchError: a task or a row got lost, or it took too long.
-        """
-        rows, done = self._rows(), self._done()
-        publish = self.ask(do="publish", count=count, fail_every=fail_every)
-        before = self._cpu()
-        began = time.perf_counter()
-        self._broker.rename(HELD, LIVE)
-        self._wait_for_results(count, done)
-        seconds = time.perf_counter() - began
-        cpu = self._cpu().since(before)
-        self._settle(count, fail_every)
+        self._before = rows = self._rows()
+        done = super().batch(count, fail_every=fail_every)
         self._check_rows(self._rows() - rows, count)
-        return Batch(count=count, seconds=seconds, publish=publish, cpu=cpu)
-
-    def processes(self) -> list[psutil.Process]:
-        """The worker's main process and its children."""
-        main = psutil.Process(self._worker.pid)
-        return [main, *main.children(recursive=True)]
-
-    def collect_garbage(self) -> None:
-        """Have each process of the worker collect its garbage, and wait for all."""
-        processes = self.processes()
-        for process in processes:
-            process.send_signal(COLLECT)
-        for _ in processes:
-            self._worker.answer()
+        return done
 
     def connections(self) -> int:
         """How many connections the server has, those of the bench among them."""
         return len(self._broker.client_list())
 
-    def signal_end(self) -> None:
-        self._worker.signal_end()
-        self._publisher.signal_end()
-
-    def end(self) -> None:
-        self._worker.end()
-        self._publisher.end()
-
-    def _wait_for_results(self, count: int, before: int) -> None:
-        deadline = time.monotonic() + BATCH_SECONDS
-        while (done := self._done() - before) < count:
-            self._worker.check()
-            if time.monotonic() > deadline:
-                raise BenchError(
-                    f"{self.variant.label}: {done} of {count} results in {BATCH_SECONDS:g} s"
-                )
-            time.sleep(LOOKS[done > NEARLY * count])
-
-    def _settle(self, count: int, fail_every: int) -> None:
-        """Take in the results and forget them, so that every batch begins alike."""
-        states = self.ask(do="collect")
-        failed = len(range(0, count, fail_every)) if fail_every else 0
-        if states.get(FAILURE, 0) != failed or states.get(SUCCESS, 0) != count - failed:
-            raise BenchError(f"{self.variant.label}: {failed} were to fail, tasks ended {states}")
-        if self.variant.merged:
-            for key in self._results.scan_iter("celery-task-meta-*", count=1000):
-                self._results.delete(key)
-        else:
-            self._results.flushdb()
+    def _release(self) -> None:
+        self._broker.rename(HELD, LIVE)
 
     def _done(self) -> int:
-        """How many results there are; where rows stand beside them, the completed rows tell."""
-        return self._rows() // 2 if self.variant.merged else int(self._results.dbsize())
+        # Where results stand beside rows, each in one step with its own, these are counted.
+        if self.variant.merged:
+            return (self._rows() - self._before) // 2
+        return int(self._results.dbsize())
 
-    def _rows(self) -> int:
-        # By name: looking for keys would cost more than a batch, where results stand beside them.
-        return sum(
-            self._memory.xlen(f"audit:{{{tenant.decode()}}}:rows")
-            for tenant in self._memory.smembers("audit:tenants")
-        )
+    def _forget(self) -> None:
+        if not self.variant.merged:
+            self._results.flushdb()
+            return
+        for key in self._results.scan_iter("celery-task-meta-*", count=1000):
+            self._results.delete(key)
 
     def _check_rows(self, added: int, count: int) -> None:
         expected = 2 * count if self.variant.audited else 0
         if added != expected:
-            raise BenchError(f"{self.variant.label}: {added} rows instead of {expected}")
-
-    def _cpu(self) -> Cpu:
-        everything, own = _busy_seconds(), time.process_time()
-        main, *children = (sum(process.cpu_times()[:2]) for process in self.processes())
-        server = seconds_of_cpu(self._broker)
-        return Cpu(
-            main=main,
-            children=sum(children),
-            server=server,
-            elsewhere=everything - own - main - sum(children) - server,
-        )
-
-
-def _busy_seconds() -> float:
-    """CPU time that all processes of the machine have used, and what its host took away."""
-    times = psutil.cpu_times()._asdict()
-    return float(sum(spent for name, spent in times.items() if name in BUSY))
+            raise BenchError(f"{self.label}: {added} rows instead of {expected}")
 
 
 @contextmanager
-def crews(variants: Sequence[Variant], *, queue: str = HELD) -> Iterator[list[Crew]]:
-    """A crew for each variant on one server, ended in the end whatever happens."""
-    working: list[Crew] = []
-    with TemporaryDirectory(prefix="bench-") as logs, EmbeddedServer() as server:
-        try:
-            for number, variant in enumerate(variants):
-                working.append(Crew(variant, server, number, Path(logs), queue))
-            yield working
-        finally:
-            for crew in working:
-                crew.signal_end()
-            for crew in working:
-                crew.end()
+def crews(
+    variants: Sequence[Variant], *, queue: str = HELD, workers: int = 1, children: int = 2
+) -> Iterator[list[Crew]]:
+    """A crew for each variant, ended in the end whatever happens."""
+    with Hiring() as hiring:
+        yield [
+            hiring.crew(variant, queue=queue, workers=workers, children=children)
+            for variant in variants
+        ]
+
+
+class Hiring:
+    """Starts teams, each on a Redis server of its own, and ends all of them in the end."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._working: list[Team] = []
+
+    def __enter__(self) -> Self:
+        self.logs = Path(self._stack.enter_context(TemporaryDirectory(prefix="bench-")))
+        self.databases = Databases(self.logs)
+        self._stack.callback(self.databases.end)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        with self._stack:
+            for team in self._working:
+                team.signal_end()
+            for team in self._working:
+                team.end()
+
+    def server(self) -> EmbeddedServer:
+        return self._stack.enter_context(EmbeddedServer())
+
+    def take(self, team: T) -> T:
+        """See to the end of a team that was started."""
+        self._working.append(team)
+        return team
+
+    def crew(
+        self, variant: Variant, *, queue: str = HELD, workers: int = 1, children: int = 2
+    ) -> Crew:
+        name, server = f"{variant.side}-{len(self._working)}", self.server()
+        place = Place(
+            broker=server.url_for(0),
+            results=f"{MERGED}{server.url_for(2)}" if variant.merged else server.url_for(1),
+            memory=self._memory(variant, server.url_for(2), name),
+            queue=queue,
+            children=children,
+        )
+        log = self.logs / f"{name}.log"
+        return self.take(Crew(variant, place, name, log, workers=workers, sql=self.databases))
+
+    def _memory(self, variant: Variant, redis: str, name: str) -> str:
+        if variant.memory == "redis":
+            return f"{redis}?durability=everysec"
+        url = self.databases.fresh(name)
+        migrate_memory(url)
+        return url
 
 
 def turns(count: int, round_number: int) -> list[int]:

@@ -13,16 +13,19 @@ from typing import Any, Final
 LIVE: Final = "live"
 #: Nobody consumes this one: its list is renamed to the live one when the clock starts.
 HELD: Final = "held"
+#: What the camera of events saw, a stream in the memory's database.
+SEEN: Final = "seen"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """The URLs of one variant, and the queue it publishes to by default."""
+    """The URLs of one variant, the queue it publishes to by default, and the size of a worker."""
 
     broker: str
     results: str
     memory: str
     queue: str = HELD
+    children: int = 2
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -54,13 +54,16 @@ class Program:
         module: the program, e.g. ``bench.worker``.
         arguments: its arguments.
         log: the file that takes its standard error; what the program keeps goes beside it.
+        python: the interpreter, which may be that of another environment.
     """
 
-    def __init__(self, module: str, *arguments: str, log: Path) -> None:
+    def __init__(
+        self, module: str, *arguments: str, log: Path, python: str = sys.executable
+    ) -> None:
         self._name, self._log = module, log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [python, "-m", module, *arguments],
                 cwd=ROOT,
                 env=clean_environment() | {"XDG_STATE_HOME": str(log.parent)},
                 stdin=subprocess.PIPE,

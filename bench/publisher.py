@@ -6,13 +6,13 @@ input.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
+from bench.launched import serve
 from bench.place import Place
 from bench.sides import Side, make_side
 
@@ -70,9 +70,7 @@ def main(side_name: str, place: str) -> None:
         "collect": publisher.collect,
         "roundtrip": publisher.roundtrip,
     }
-    for line in sys.stdin:
-        order = json.loads(line)
-        print(json.dumps(orders[order.pop("do")](**order)), flush=True)
+    serve(orders)
 
 
 if __name__ == "__main__":

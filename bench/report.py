@@ -47,10 +47,19 @@ def environment() -> dict[str, str]:
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         **{name: version(name) for name in ("celery", "kombu", "redis", "opentelemetry-sdk")},
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "CPU": _processor(),
         "cores": str(os.cpu_count()),
         "load average": " ".join(f"{load:.2f}" for load in os.getloadavg()),
         **_server(),
     }
+
+
+def _processor() -> str:
+    """Its name, where the system tells one."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def _server() -> dict[str, str]:

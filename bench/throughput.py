@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from bench.crew import WARM_UP, Batch, Crew, Variant, crews, turns
+from bench.crew import WARM_UP, Crew, Variant, crews, turns
 from bench.report import micros, table
 from bench.stats import lowest, median_interval, paired_ratios, percentile
+from bench.team import Batch
 
 #: Cores busy elsewhere, on average over a batch, up to which the batch is a quiet one.
 QUIET: Final = 0.2
@@ -37,7 +38,7 @@ class Measured:
 def measure(rounds: int, tasks: int) -> Measured:
     """Every variant once a round, each round beginning with the next variant."""
     done: list[Round] = []
-    with crews(list(Variant)) as working:
+    with crews([variant for variant in Variant if variant.possible]) as working:
         for crew in working:
             crew.batch(min(tasks, WARM_UP))
         while _quiet(done) < rounds and len(done) < 2 * rounds:
@@ -70,7 +71,7 @@ def raw(measured: Measured) -> dict[str, Any]:
 
 
 def report(measured: Measured) -> str:
-    batches = {variant: measured.batches(variant) for variant in Variant}
+    batches = {variant: measured.batches(variant) for variant in measured.rounds[0]}
     return "\n\n".join((_rates(batches), _judgement(measured), _cpu(batches), _publishing(batches)))
 
 
@@ -90,10 +91,14 @@ def _rates(batches: Batches) -> str:
         ]
         for variant, own in rates.items()
     ]
-    both = rates[Variant.AUDITED_TRACED]
-    rows.append(["the same, of Celery + OpenTelemetry", "", *_ratio(both, traced)])
     head = ("throughput", "tasks/s", "of bare, median", "min to max", "median's interval")
-    return table(head, rows)
+    yardstick = [
+        [f"{variant.label}, of the yardstick", *_ratio(own, traced)]
+        for variant, own in rates.items()
+        if variant.judged
+    ]
+    judged = table((f"of {Variant.TRACED.label}", *head[2:]), yardstick)
+    return f"{table(head, rows)}\n\n{judged}"
 
 
 def _judgement(measured: Measured) -> str:
@@ -119,16 +124,29 @@ def _interval(ratios: Sequence[float]) -> str:
 
 
 def _cpu(batches: Batches) -> str:
-    rows = []
-    for variant, found in batches.items():
-        tasks = sum(batch.count for batch in found)
-        parts = (
-            sum(batch.cpu.main for batch in found) / tasks,
-            sum(batch.cpu.children for batch in found) / tasks,
-            sum(batch.cpu.server for batch in found) / tasks,
-        )
-        rows.append([variant.label, *map(micros, (*parts, sum(parts)))])
-    return table(("CPU us per task", "main", "children", "server", "together"), rows)
+    used = {variant: _used(found) for variant, found in batches.items()}
+    bare, traced = (sum(used[base]) for base in (Variant.BARE, Variant.TRACED))
+    rows = [
+        [
+            variant.label,
+            *map(micros, (*parts, sum(parts))),
+            f"{sum(parts) / bare:.2f}",
+            f"{sum(parts) / traced:.2f}",
+        ]
+        for variant, parts in used.items()
+    ]
+    head = ("CPU us per task", "main", "children", "server", "together", "of bare", "of traced")
+    return table(head, rows)
+
+
+def _used(found: Sequence[Batch]) -> tuple[float, float, float]:
+    """CPU seconds of a task: in the main process, in the children, in the servers."""
+    tasks = sum(batch.count for batch in found)
+    return (
+        sum(batch.cpu.main for batch in found) / tasks,
+        sum(batch.cpu.children for batch in found) / tasks,
+        sum(batch.cpu.server for batch in found) / tasks,
+    )
 
 
 def _publishing(batches: Batches) -> str:

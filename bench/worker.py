@@ -10,17 +10,13 @@ import gc
 import os
 import signal
 import sys
-import threading
-import time
 from typing import Any, Final
 
 from celery import signals
 
+from bench.launched import end_with_launcher
 from bench.place import LIVE, Place
 from bench.sides import make_side
-
-#: Seconds between the polite and the other end of a worker whose launcher is gone.
-PATIENCE: Final = 10.0
 
 #: Has a process of the worker collect its garbage and say so.
 COLLECT: Final = signal.SIGUSR2
@@ -29,7 +25,6 @@ COLLECT: Final = signal.SIGUSR2
 ARGUMENTS: Final = (
     "worker",
     "--pool=prefork",
-    "--concurrency=2",
     f"--queues={LIVE}",
     "--loglevel=WARNING",
     "--without-gossip",
@@ -41,7 +36,8 @@ ARGUMENTS: Final = (
 def main(name: str, side_name: str, place: str) -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # Standard output is for answers; what Celery prints belongs into the log.
-    side = make_side(side_name, Place.from_json(place))
+    where = Place.from_json(place)
+    side = make_side(side_name, where)
 
     def collect(*_: Any) -> None:
         gc.collect()
@@ -54,16 +50,9 @@ def main(name: str, side_name: str, place: str) -> None:
     signal.signal(COLLECT, collect)
 
     signals.worker_process_init.connect(on_init, weak=False)
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
-    side.app.worker_main([*ARGUMENTS, f"--hostname={name}@bench"])
-
-
-def _end_with_launcher() -> None:
-    """Standard input is a pipe that the launcher never writes to: its end is the launcher's."""
-    os.read(0, 1)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(PATIENCE)
-    os.kill(os.getpid(), signal.SIGKILL)
+    end_with_launcher()
+    own = (f"--concurrency={where.children}", f"--hostname={name}@bench", *side.options)
+    side.app.worker_main([*ARGUMENTS, *own])
 
 
 if __name__ == "__main__":

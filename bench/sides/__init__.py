@@ -6,7 +6,7 @@ that never imported the audit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -29,6 +29,7 @@ class Side:
         fail: a task that raises ``ValueError``.
         caller: what a publisher enters before it publishes.
         set_up: called in every process that publishes or runs tasks, after it forked.
+        options: what its workers are started with beside what all are.
     """
 
     app: Any
@@ -36,6 +37,7 @@ class Side:
     fail: Any
     caller: Callable[[], AbstractContextManager[object]] = nullcontext
     set_up: Callable[[], None] = nothing
+    options: Sequence[str] = ()
 
 
 def noop(number: int) -> int:
@@ -47,5 +49,5 @@ def fail(number: int) -> int:
 
 
 def make_side(name: str, place: Place) -> Side:
-    """The variant of that module name, working at ``place``."""
-    return cast(Side, import_module(f"bench.sides.{name}").make(place))
+    """The variant of that module of ``bench``, e.g. ``sides.bare``, working at ``place``."""
+    return cast(Side, import_module(f"bench.{name}").make(place))

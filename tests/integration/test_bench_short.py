@@ -21,7 +21,10 @@ from tests.support import missing, wait_until
 
 ROOT = Path(__file__).parents[2]
 
-THROUGHPUT = [variant.label for variant in Variant]
+THROUGHPUT = [variant.label for variant in Variant if variant.possible]
+JUDGED = [f"{v.label}, of the yardstick" for v in Variant if v.possible and v.judged]
+#: A peer that needs nothing installed, and has a program beside its worker.
+PEERS = ["bare Celery", "Celery, events and a camera"]
 EMIT = [
     f"{what}, fsync {fsync}, {writers}"
     for what in ("one append, nothing else (floor)", "memory.emit")
@@ -93,7 +96,8 @@ def bench(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize(
     ("section", "rows"),
     [
-        ("throughput", 3 * THROUGHPUT + ["the same, of Celery + OpenTelemetry"]),
+        ("throughput", 3 * THROUGHPUT + JUDGED),
+        ("peers", PEERS),
         ("emit", EMIT),
         ("roundtrip", WAITING),
         ("memory", 2 * WAITING),
@@ -106,23 +110,35 @@ def test_a_tiny_run(section: str, rows: list[str], tmp_path: Path) -> None:
     """Status 0, every row in its tables, the samples written, and nothing left."""
     samples = tmp_path / "samples.json"
     tasks = "5" if section == "memory" else "20"  # which runs 20 times as many
-    short = ("--rounds", "1", "--tasks", tasks, "--only", section, "--json", str(samples))
+    short = ["--rounds", "1", "--tasks", tasks, "--only", section, "--json", str(samples)]
+    if section == "peers":
+        short += ["--peers", "camera"]
     with bench(tmp_path, *short) as process:
         printed, errors = process.communicate()
         assert process.returncode == 0, errors
         lines = [line.split("|")[1].strip() for line in printed.splitlines() if line[:2] == "| "]
         for row in rows:
             assert lines.count(row) == rows.count(row), printed
-        assert set(json.loads(samples.read_text())) == {"environment", section}
+        sampled = json.loads(samples.read_text())
+        assert set(sampled) == {"environment", section}
+        if section == "peers":  # a reason in the place of batches would be a row, too
+            assert all(isinstance(found, list) for found in sampled[section].values()), errors
         assert left(tmp_path) == []
         assert list(tmp_path.iterdir()) == [samples]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_an_early_end_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
-    """However the bench ends, so do its workers, publishers and server."""
-    with bench(tmp_path, "--only", "throughput", "--tasks", "10000") as process:
-        wait_until(lambda: len(left(tmp_path, "bench.worker")) >= len(Variant), timeout=60)
+    """However the bench ends, so do its workers, publishers and servers, PostgreSQL with them."""
+    long = ("--only", "peers", "--peers", "audited_postgres", "--tasks", "10000")
+    postgres = Variant.AUDITED_POSTGRES.possible
+    last = "bench.worker audited-1-0" if postgres else "bench.worker bare-0-0"
+    with bench(tmp_path, *long) as process:
+        wait_until(lambda: left(tmp_path, last), timeout=60)
+        folders = {Path(server.cwd()) for server in left(tmp_path, "postgres -D")}
+        assert bool(folders) == postgres
         process.send_signal(number)
         assert process.wait(60) != 0
-        wait_until(lambda: left(tmp_path) == [], timeout=60)
+        psutil.wait_procs(left(tmp_path), timeout=60)
+        wait_until(lambda: left(tmp_path) == [], timeout=1)
+        assert not any(folder.exists() for folder in folders)

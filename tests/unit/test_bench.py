@@ -255,12 +255,17 @@ def test_a_step_that_takes_too_long_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("side", "unknown"),
-    [("bare", ("audit", "tasks", "opentelemetry")), ("traced", ("audit", "tasks"))],
+    [
+        ("sides.bare", ("audit", "tasks", "opentelemetry")),
+        ("sides.traced", ("audit", "tasks")),
+        # redis-py, which the camera speaks to its stream with, looks for OpenTelemetry itself.
+        ("peers.sqlalchemy_results, bench.peers.camera", ("audit", "tasks")),
+    ],
 )
 def test_what_is_measured_bare_is_bare(side: str, unknown: tuple[str, ...]) -> None:
-    """The processes of bare Celery never import the audit nor OpenTelemetry."""
+    """The processes of bare Celery never import the audit nor OpenTelemetry; a peer's no audit."""
     code = (
-        f"import sys; import bench.worker, bench.publisher, bench.sides.{side};"
+        f"import sys; import bench.worker, bench.publisher, bench.{side};"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     loaded = subprocess.run(
