@@ -1,8 +1,8 @@
 """Merged mode: a task's result and its completed row, stored in one step.
 
 An opt-in result backend, by its URL: ``merged+redis://...`` (``merged+rediss://``,
-``merged+socket://``) in the very database of the audit memory. Neither is ever seen without the
-other then, and the two round trips of Celery's own backend become none.
+``merged+socket://``, ``merged+sentinel://``) in the very database of the audit memory. Neither is
+ever seen without the other then, and the two round trips of Celery's own backend become none.
 
 It stores what :class:`tasks.task.SkillTask` leaves to it: the ending of a delivered skill whose
 result is wanted and that has no link, chain or chord, for those Celery publishes before the result.
@@ -12,11 +12,12 @@ of the task and the end of the tracer put it on record all the same. Decision 26
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Final
 
 from celery import states
-from celery.backends.redis import RedisBackend
+from celery.backends.redis import RedisBackend, SentinelBackend
 
 from audit.errors import SettingsError
 from audit.memory.result import TaskResult
@@ -24,13 +25,25 @@ from tasks.caller import child_state
 from tasks.hidden import is_hidden
 from tasks.runtime import runtime_of
 
-#: How the URL of the backend begins, and where Celery finds its class.
+#: How the URL of the backend begins, and where Celery finds what makes it.
 SCHEME: Final = "merged"
-BACKEND: Final = "tasks.merged:MergedBackend"
+BACKEND: Final = "tasks.merged:backend_of"
 
 
-class MergedBackend(RedisBackend):
-    """Celery's Redis backend, which also puts on record how skills ended."""
+class Merging:
+    """A Redis backend of Celery's, which also puts on record how skills ended."""
+
+    app: Any
+    serializer: str
+    compression: str | None
+    connparams: Mapping[str, Any]
+
+    @property
+    def place(self) -> str:
+        """Which database it stores in, as ``results_at`` of a memory says it."""
+        to = self.connparams
+        where = to.get("path") or f"{to.get('host')}:{to.get('port')}"
+        return f"{where}/{to.get('db', 0)}"
 
     @cached_property
     def misfit(self) -> str | None:
@@ -38,23 +51,17 @@ class MergedBackend(RedisBackend):
         memory = runtime_of(self.app).memory
         if memory.results_at is None:
             return "the audit memory is none that stores results (AUDIT_MEMORY_URL: redis://...)"
-        if memory.results_at != self._place:
+        if memory.results_at != self.place:
             return (
-                f"results would go to {self._place}, and the audit memory is {memory.results_at}:"
+                f"results would go to {self.place}, and the audit memory is {memory.results_at}:"
                 " both must be one database of one server, spelled alike"
             )
         if self.serializer != "json" or self.compression:
             return "results must be JSON and not compressed (result_serializer, result_compression)"
         return None
 
-    @property
-    def _place(self) -> str:
-        to = self.connparams
-        where = to.get("path") or f"{to.get('host')}:{to.get('port')}"
-        return f"{where}/{to.get('db', 0)}"
-
     def _store_result(
-        self,
+        self: Any,
         task_id: Any,
         result: Any,
         state: str,
@@ -64,16 +71,18 @@ class MergedBackend(RedisBackend):
     ) -> Any:
         """Called by Celery with every result; those of skills that wait for it are merged."""
         child = child_state(request)
-        if child is None or not child.invocation.held:
-            return super()._store_result(task_id, result, state, traceback, request, **kwargs)
-        if child.invocation.close_with(self._result(task_id, result, state, traceback, request)):
-            return result
-        if is_hidden(runtime_of(self.app), child.invocation):
-            return result
-        return super()._store_result(task_id, result, state, traceback, request, **kwargs)
+        if child is not None and child.invocation.held:
+            merged = self._result(task_id, result, state, traceback, request)
+            if child.invocation.close_with(merged):
+                return result
+            if is_hidden(runtime_of(self.app), child.invocation):
+                return result
+        return super()._store_result(  # type: ignore[misc]
+            task_id, result, state, traceback, request, **kwargs
+        )
 
     def _result(
-        self, task_id: Any, result: Any, state: str, traceback: Any, request: Any
+        self: Any, task_id: Any, result: Any, state: str, traceback: Any, request: Any
     ) -> TaskResult:
         """What Celery's own backend would write, and where."""
         meta = self._get_result_meta(
@@ -89,6 +98,26 @@ class MergedBackend(RedisBackend):
         )
 
 
+class MergedBackend(Merging, RedisBackend):
+    """On one server."""
+
+
+class MergedSentinelBackend(Merging, SentinelBackend):
+    """On the master that sentinels name (``master_name`` in its transport options)."""
+
+    @property
+    def place(self) -> str:
+        service = self._transport_options.get("master_name")
+        return f"{service}/{self.connparams.get('db', 0)} of sentinels"
+
+
+def backend_of(app: Any, url: str, **options: Any) -> Merging:
+    """Called by Celery with what stands behind ``merged+`` in the URL."""
+    kind = MergedSentinelBackend if url.startswith("sentinel:") else MergedBackend
+    made: Merging = kind(app=app, url=url, **options)
+    return made
+
+
 def require_fit(app: Any) -> None:
     """Called when a worker starts.
 
@@ -96,7 +125,7 @@ def require_fit(app: Any) -> None:
         SettingsError: the result backend is ours, and nothing can be merged there.
     """
     backend = app.backend
-    if isinstance(backend, MergedBackend) and backend.misfit is not None:
+    if isinstance(backend, Merging) and backend.misfit is not None:
         raise SettingsError(f"result_backend {SCHEME}+...: {backend.misfit}")
 
 
@@ -107,7 +136,7 @@ def is_merged(task: Any, request: Any) -> bool:
     """
     backend = task.backend
     return (
-        isinstance(backend, MergedBackend)
+        isinstance(backend, Merging)
         and not (task.ignore_result or request.ignore_result)
         and not (request.callbacks or request.errbacks or request.chain or request.chord)
         and backend.misfit is None

@@ -148,7 +148,13 @@ class RedisMemory(AuditMemory):
 
     @property
     def results_at(self) -> str | None:
-        return self._lines.place if self._place.topology is Topology.SINGLE else None
+        # In a cluster a result's key says nothing of its tenant, so it lies in another slot.
+        place = self._place
+        return {
+            Topology.SINGLE: self._lines.place,
+            Topology.SENTINEL: f"{place.service}/{place.database} of sentinels",
+            Topology.CLUSTER: None,
+        }[place.topology]
 
     def emit_with_result(self, row: AuditRow, result: TaskResult) -> Stored:
         return self._emit(row, _MERGED, command_with_result(self._prefix, row, result))

@@ -7,16 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from celery.app.task import Context
 
 from audit.doctor.check import Level
 from audit.doctor.store import store_probes
 from audit.errors import MemoryUnavailableError, MemoryUnsuitableError
+from audit.invocation import Invocation, new_request_id
 from audit.memory import open_memory
 from audit.memory.base import RowRefusal, Stored
+from audit.recorder import Recorder
+from audit.row import COMPLETED, STARTED
+from tasks import SkillHost
+from tasks.caller import CHILD_STATE, ChildState
+from tasks.merged import require_fit
 from tests.cluster import ask, cut_off, replicated, told
 from tests.pages import tenant
-from tests.sentinels import Watched, watched
-from tests.support import TENANT, checked_memory, completed, make_identity, started, wait_until
+from tests.sentinels import SERVICE, Watched, watched
+from tests.support import (
+    TENANT,
+    checked_memory,
+    completed,
+    make_ending,
+    make_identity,
+    started,
+    wait_until,
+)
 from tests.writing import WRITERS, acknowledged, failed, writing
 
 NO_START = RowRefusal.NO_STARTED_ROW.value
@@ -110,3 +125,30 @@ def test_a_single_server_waits_for_its_replica_too() -> None:
             cut_off(master)
             with pytest.raises(MemoryUnsuitableError, match="attach replicas"):
                 open_memory(url).check()
+
+
+def test_a_result_is_merged_at_whichever_server_is_the_master(guarded: Watched) -> None:
+    """The result backend behind sentinels: both at the first master, and both at its successor."""
+    hosts = ";".join(f"sentinel://127.0.0.1:{port}/0" for port in guarded.ports)
+    app = SkillHost("merged", set_as_current=False)
+    app.conf.update(
+        audit_memory_url=guarded.url(replicas=1),
+        result_backend=f"merged+{hosts}",
+        result_backend_transport_options={"master_name": SERVICE},
+    )
+    require_fit(app)
+    memory = open_memory(guarded.url(), timeout=30)
+    for server in (guarded.master, guarded.replica):
+        identity = make_identity(request_id=new_request_id(), task_id=f"at-{server.port}")
+        invocation = Invocation(identity, Recorder(memory))
+        invocation.start("0" * 64)
+        invocation.hold(make_ending())
+        request = Context({"id": identity.task_id})
+        vars(request)[CHILD_STATE] = ChildState(invocation, None, merged=True)
+        app.backend.store_result(identity.task_id, "well", "SUCCESS", request=request)
+        assert [row.kind for row in memory.rows(task_id=identity.task_id)] == [STARTED, COMPLETED]
+        assert b'"well"' in ask(server, "GET", f"celery-task-meta-{identity.task_id}")
+        if server is guarded.master:
+            guarded.master.kill()
+    memory.close()
+    app.close()
