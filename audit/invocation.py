@@ -223,6 +223,16 @@ class Invocation:
             self.ended()
             self._completed = self._row(ending)
 
+    def hold_anew(self, ending: Ending) -> None:
+        """Decide the ending that is held otherwise: nothing of it is on record or was seen."""
+        if self.held:
+            self._completed = self._row(ending)
+
+    @property
+    def held_outcome(self) -> Outcome | None:
+        """How the ending that is held says it went."""
+        return Outcome(self._completed.payload["outcome"]) if self._completed else None
+
     @property
     def held(self) -> bool:
         """Whether an ending is decided and not yet on record."""

@@ -116,8 +116,8 @@ class Spool:
         Raises:
             SpoolError: the disk did not take it; the text says why.
         """
-        self._full_until = -math.inf
         self._put(row, self.directory)
+        self._full_until = -math.inf
 
     def set_aside(self, row: AuditRow) -> None:
         """Keep a row that the memory refuses for good, in the quarantine.

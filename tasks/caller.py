@@ -62,7 +62,7 @@ class ChildState:
         values: what no text may show: its arguments and result, what calls in its body were given
             and returned, and all that of the invocation it is called in.
         type_only: texts of errors are left out altogether.
-        merged: the result backend puts its ending on record, together with the result.
+        merged: whether its ending is left to the result backend, which stores both.
         args_shown, result_shown: the hashes as Celery shows them in the place of values.
     """
 
@@ -88,14 +88,13 @@ class ChildState:
         *,
         args_shown: str = "",
         type_only: bool = False,
-        merged: bool = False,
     ) -> None:
         outer = _running.get()
         self.invocation = invocation
         self.inherited = inherited
         self.outside = find_context()
         self.type_only = type_only
-        self.merged = merged
+        self.merged = False
         self.args_shown = args_shown
         self.result_shown: str | None = None
         self._values = snapshot(list(values))

@@ -20,6 +20,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskPredica
 from audit.errors import AuditError, BodyExcludedError
 from audit.masking import Masker
 from tasks.caller import ChildState, child_state, is_built_in, one_task, running, runs
+from tasks.held import close_held
 from tasks.reprs import WITHHELD
 from tasks.runtime import runtime_of
 from tasks.standin import mask_error, mask_info, stand_in, unwrapped
@@ -121,9 +122,9 @@ def discreet(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
                 runs(ChildState(None, None, values_of(args, kwargs), args_shown=WITHHELD))
             try:
                 told = tracer(uuid, args, kwargs, request)
-                _close_held()
+                close_held(running(), told.retval)
             except BaseException as error:  # a hook's, or one that Celery lets through
-                _close_held()
+                close_held(running(), error)
                 leaving = _out_of_tracer(task, error, args, kwargs)
                 if leaving is error:
                     raise
@@ -132,13 +133,6 @@ def discreet(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
         raise leaving
 
     return trace
-
-
-def _close_held() -> None:
-    """Whatever kept the result of a skill from being stored, its ending goes on record (merged)."""
-    state = running()
-    if state is not None and state.invocation is not None:
-        state.invocation.close_held()
 
 
 def make_discreet(task: Any) -> None:

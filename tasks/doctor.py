@@ -21,6 +21,7 @@ from audit.doctor.check import Check, Probe, bad, kind_of, named, ok, skipped, w
 from audit.doctor.flower import flower_probes
 from tasks.beat import is_audited, schedule_faults
 from tasks.caller import BUILT_IN
+from tasks.merged import Merging
 from tasks.task import SkillTask
 
 #: Pools, by the module Celery keeps each in, and what they do not do.
@@ -101,6 +102,12 @@ def result_backend(app: Any) -> Check:
         )
     if isinstance(backend, RPCBackend):
         return skipped("result backend", "results come by the broker: see its line")
+    if isinstance(backend, Merging) and backend.misfit is not None:
+        return bad(
+            "result backend",
+            f"no worker starts with it: {backend.misfit}",
+            "give result_backend the memory's own URL behind merged+, or leave merged+ out",
+        )
     backend.get_task_meta(f"audit-doctor-{uuid4()}", cache=False)
     return ok("result backend", f"{type(backend).__name__} answers")
 

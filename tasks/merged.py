@@ -20,14 +20,27 @@ from celery import states
 from celery.backends.redis import RedisBackend, SentinelBackend
 
 from audit.errors import SettingsError
+from audit.invocation import Invocation
 from audit.memory.result import TaskResult
+from audit.row import Reason
 from tasks.caller import child_state
+from tasks.endings import ending_of
+from tasks.held import agree
 from tasks.hidden import is_hidden
 from tasks.runtime import runtime_of
 
 #: How the URL of the backend begins, and where Celery finds what makes it.
 SCHEME: Final = "merged"
 BACKEND: Final = "tasks.merged:backend_of"
+
+#: Endings that Celery stores as a result.
+MERGED: Final = frozenset(
+    {Reason.RETURNED, Reason.RETURNED_AFTER_SOFT_LIMIT, Reason.RAISED, Reason.SOFT_TIME_LIMIT}
+)
+
+#: Characters of a stored result beyond which its row goes first and alone: the deadline of an emit
+#: is the row's, and a result that takes long to send must not pass for an outage of the memory.
+LARGEST: Final = 256 * 1024
 
 
 class Merging:
@@ -36,6 +49,8 @@ class Merging:
     app: Any
     serializer: str
     compression: str | None
+    expires: int | None
+    failure_expires: int | None
     connparams: Mapping[str, Any]
 
     @property
@@ -44,6 +59,11 @@ class Merging:
         to = self.connparams
         where = to.get("path") or f"{to.get('host')}:{to.get('port')}"
         return f"{where}/{to.get('db', 0)}"
+
+    def key_of(self: Any, task_id: Any) -> str:
+        """Under which key a result stands, and on which channel it is told."""
+        key = self.get_key_for_task(task_id)
+        return key.decode() if isinstance(key, bytes) else str(key)
 
     @cached_property
     def misfit(self) -> str | None:
@@ -58,7 +78,30 @@ class Merging:
             )
         if self.serializer != "json" or self.compression:
             return "results must be JSON and not compressed (result_serializer, result_compression)"
+        if min(self.expires or 0, self.failure_expires or 0) < 0:
+            return "results must not expire before they are stored (result_expires)"
         return None
+
+    def store_result(
+        self: Any,
+        task_id: Any,
+        result: Any,
+        state: str,
+        traceback: Any = None,
+        request: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Called by Celery with every result, an error as it was raised."""
+        child = child_state(request)
+        if child is not None and state == states.FAILURE and isinstance(result, BaseException):
+            if child.invocation.open and not child.invocation.held and self.misfit is None:
+                # It failed where no body ran: a hook of the application's, a limit before it.
+                child.merged = True
+                child.invocation.hold(ending_of(result, child.values, type_only=child.type_only))
+            agree(child, result)
+        return super().store_result(  # type: ignore[misc]
+            task_id, result, state, traceback, request, **kwargs
+        )
 
     def _store_result(
         self: Any,
@@ -70,12 +113,14 @@ class Merging:
         **kwargs: Any,
     ) -> Any:
         """Called by Celery with every result; those of skills that wait for it are merged."""
-        child = child_state(request)
-        if child is not None and child.invocation.held:
+        invocation = _waiting(task_id, state, request)
+        if invocation is not None:
             merged = self._result(task_id, result, state, traceback, request)
-            if child.invocation.close_with(merged):
+            if len(merged.value) > LARGEST:
+                invocation.close_held()
+            elif invocation.close_with(merged):
                 return result
-            if is_hidden(runtime_of(self.app), child.invocation):
+            if is_hidden(runtime_of(self.app), invocation):
                 return result
         return super()._store_result(  # type: ignore[misc]
             task_id, result, state, traceback, request, **kwargs
@@ -90,9 +135,8 @@ class Merging:
         )
         meta["task_id"] = task_id
         expires = self.failure_expires if state == states.FAILURE else self.expires
-        key = self.get_key_for_task(task_id)
         return TaskResult(
-            key=key.decode() if isinstance(key, bytes) else key,
+            key=self.key_of(task_id),
             value=self.encode(meta),
             seconds=expires or None,
         )
@@ -118,6 +162,15 @@ def backend_of(app: Any, url: str, **options: Any) -> Merging:
     return made
 
 
+def _waiting(task_id: Any, state: str, request: Any) -> Invocation | None:
+    """The invocation whose ending is held for just this result; others store progress meanwhile."""
+    child = child_state(request)
+    if child is None or state not in (states.SUCCESS, states.FAILURE) or request.id != task_id:
+        return None
+    invocation: Invocation = child.invocation
+    return invocation if child.merged and invocation.held else None
+
+
 def require_fit(app: Any) -> None:
     """Called when a worker starts.
 
@@ -129,6 +182,16 @@ def require_fit(app: Any) -> None:
         raise SettingsError(f"result_backend {SCHEME}+...: {backend.misfit}")
 
 
+def prove(app: Any) -> None:
+    """Have the memory store, give back and announce a result on trial; called when a worker starts.
+
+    Raises:
+        AuditMemoryError: it did not do all of that.
+    """
+    if isinstance(app.backend, Merging):
+        runtime_of(app).memory.prove_results(app.backend.key_of("audit-probe"))
+
+
 def is_merged(task: Any, request: Any) -> bool:
     """Whether the backend is to put the ending of a delivered skill on record.
 
@@ -137,6 +200,7 @@ def is_merged(task: Any, request: Any) -> bool:
     backend = task.backend
     return (
         isinstance(backend, Merging)
+        and not (request.called_directly or request.is_eager)
         and not (task.ignore_result or request.ignore_result)
         and not (request.callbacks or request.errbacks or request.chain or request.chord)
         and backend.misfit is None

@@ -52,4 +52,5 @@ def _wanted(task: Any) -> str:
 
 def _keeps_arguments(app: Any) -> bool:
     """Whether Celery's own result backend stores a task's arguments beside its result."""
-    return bool(app.conf.result_extended) and type(app.backend).__module__.startswith("celery.")
+    kinds = type(app.backend).__mro__
+    return bool(app.conf.result_extended) and any(k.__module__.startswith("celery.") for k in kinds)

@@ -60,9 +60,10 @@ from tasks.discretion import (
     values_of,
 )
 from tasks.endings import ending_of, soft_limits
+from tasks.held import close_held
 from tasks.hidden import is_hidden
 from tasks.identity import hold_of, identify
-from tasks.merged import is_merged
+from tasks.merged import MERGED, is_merged
 from tasks.proof import message_token, proven_context
 from tasks.refusal import REFUSALS, refuse, refuse_poison
 from tasks.refused import publish_again
@@ -168,7 +169,7 @@ class SkillTask(Task):
         try:
             return self._perform(state, args, kwargs)
         except BaseException as error:
-            if not state.invocation.held:
+            if not (state.merged and state.invocation.held):
                 self._close_if_open(state, error)
             leaving = error_of(self, state, error)
             if leaving is error:
@@ -295,7 +296,6 @@ class SkillTask(Task):
             values_of(args, kwargs),
             args_shown=shown(args_hash),
             type_only=type_only(self),
-            merged=delivered and is_merged(self, request),
         )
         vars(request)[CHILD_STATE] = state
         runs(state)
@@ -354,7 +354,9 @@ class SkillTask(Task):
 
     def _decide(self, state: ChildState, ending: Ending) -> None:
         """Put the ending on record, or, in merged mode, leave that to who stores the result."""
-        if state.merged and ending.reason in _MERGED:
+        # Asked now: a body may have given its own request a link.
+        state.merged = ending.reason in MERGED and is_merged(self, self.request_stack.top)
+        if state.merged:
             state.invocation.hold(ending)
         else:
             state.invocation.close(ending)
@@ -384,8 +386,8 @@ class SkillTask(Task):
     def _close_if_open(self, state: ChildState | None, left: Any) -> None:
         if state is None or not state.invocation.open:
             return
-        if state.invocation.held:
-            state.invocation.close_held()
+        if state.merged and state.invocation.held:
+            close_held(state, left)
         elif isinstance(left, BaseException):
             state.invocation.close(self._ending(state, left))
         else:
@@ -401,8 +403,4 @@ class SkillTask(Task):
         return result
 
 
-#: Endings that Celery stores as a result.
-_MERGED: Final = frozenset(
-    {Reason.RETURNED, Reason.RETURNED_AFTER_SOFT_LIMIT, Reason.RAISED, Reason.SOFT_TIME_LIMIT}
-)
 _NEVER_STARTED: Final = (State.RECEIVED, State.REFUSED, State.NOT_STARTED)

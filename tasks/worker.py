@@ -25,7 +25,7 @@ from tasks import redaction, telemetry
 from tasks.amqp import require_protocol_2
 from tasks.consumer import steady
 from tasks.doctor import IGNORED, unaudited
-from tasks.merged import require_fit
+from tasks.merged import prove, require_fit
 from tasks.reception import give_requests
 from tasks.runtime import runtime_of
 
@@ -63,7 +63,7 @@ class AuditStep(bootsteps.StartStopStep):
             # Bootsteps are made in two rounds: the consumer is, after all have been here.
             parent.consumer_cls = steady(symbol_by_name(parent.consumer_cls))
             runtime.spool.check()
-            _check(runtime.memory)
+            _check(runtime.memory, parent.app)
         except MemoryUnavailableError as error:
             logger.critical(
                 "the audit memory is out of reach, every skill is refused until it is back: %s",
@@ -134,9 +134,10 @@ def _warn_without_keeper(memory: AuditMemory) -> None:
             )
 
 
-def _check(memory: AuditMemory) -> None:
+def _check(memory: AuditMemory, app: Any) -> None:
     try:
         memory.check()
+        prove(app)
     finally:
         # A pool child opens connections of its own; this process needs none yet.
         memory.close()

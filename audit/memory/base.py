@@ -237,6 +237,15 @@ class AuditMemory(Paging):
         """
         raise NotImplementedError("this memory stores no results")
 
+    def prove_results(self, key: str) -> None:
+        """Store a result under ``key``, give it back and announce it, as :meth:`emit_with_result`.
+
+        Raises:
+            NotImplementedError: this memory stores no results.
+            AuditMemoryError: the server did not do all of that; the text says what.
+        """
+        raise NotImplementedError("this memory stores no results")
+
     @abstractmethod
     def running(self, tenant_id: str | None = None) -> Iterator[AuditRow]:
         """Started rows without a completed one, oldest first per tenant.

@@ -1,26 +1,22 @@
-"""An exchange with a server in two system calls.
+"""An exchange with a server in a few system calls.
 
-redis-py asks the system six times for what a request and its reply need: a timeout that Python
-keeps means a poll before each call, and each new one a call of its own. An emit is little else. So
-a plain socket is made to block, with the whole timeout kept by the system itself, and what is sent
-and read by redis-py's own rules goes over it directly.
+redis-py gives a socket a new timeout before each read and takes it back afterwards, a system call
+each. An emit is little else. So where a whole timeout lies ahead, the socket keeps the one that it
+has, and is written and read directly, by the rules of redis-py's parser.
 
-Only where that is the same: a whole timeout ahead, small commands, no TLS, nobody (gevent) who
-made sockets something else, and redis-py's parser in C. All else goes redis-py's way, as does the
-rest of a reply that does not come at once.
+All else goes redis-py's way: a call with less time left, a large request, and the rest of a reply
+that does not come at once.
 """
 
 from __future__ import annotations
 
-import socket
-import struct
 from collections.abc import Callable
 from typing import Any, Final
 
 import redis
 from redis._parsers.hiredis import NOT_ENOUGH_DATA, _HiredisParser
 
-#: Bytes of a request up to which one call sends it whole.
+#: Bytes of a request up to which it goes this way.
 SMALL: Final = 32 * 1024
 #: What part of the timeout may have passed before a call that is given the whole of it.
 SLACK: Final = 0.02
@@ -28,28 +24,26 @@ READ: Final = 64 * 1024
 
 
 class Lean:
-    """A connection's socket and parser, where they allow it.
+    """A connection's socket and parser.
 
     Args:
         connection: one of redis-py's, connected.
-        seconds: how long each call may wait at most.
+        seconds: how long each call may wait at most; from here on the socket's own timeout.
     """
 
     def __init__(self, connection: Any, seconds: float) -> None:
-        self._reader = connection._get_parser()._reader
+        parser = connection._get_parser()
+        self._reader = parser._reader
         self._socket = connection._sock
         self._least = seconds * (1 - SLACK)
-        self._socket.settimeout(None)
-        interval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
+        # All three, or redis-py would go back to what was left when the connection was made.
+        self._socket.settimeout(seconds)
+        connection.socket_timeout = parser._socket_timeout = seconds
 
     @classmethod
     def of(cls, connection: Any, seconds: float) -> Lean | None:
-        """For that connection, or ``None`` where redis-py must do it."""
-        own = type(connection._sock)
-        plain = own is socket.socket and own.__module__ == "socket"
-        if plain and isinstance(connection._get_parser(), _HiredisParser):
+        """For that connection, or ``None`` where redis-py has another parser than that in C."""
+        if isinstance(connection._get_parser(), _HiredisParser):
             return cls(connection, seconds)
         return None
 
@@ -66,7 +60,7 @@ class Lean:
         try:
             self._socket.sendall(request)
             found = self._socket.recv(READ)
-        except (BlockingIOError, TimeoutError):
+        except TimeoutError:
             raise redis.TimeoutError("no reply within the deadline") from None
         except OSError as error:
             raise redis.ConnectionError(f"the connection failed: {error}") from None

@@ -7,12 +7,15 @@
 -- A result is stored where the row is. Where another one closed the invocation, whoever called
 -- decides. As in Celery's own backend, a success that is there stays, and whoever waits is told.
 
+local key, value, seconds = KEYS[5], ARGV[5], ARGV[6]
+-- First, for it may be refused, and no row may stand without its result. What is of another type is
+-- no result, and is replaced.
+local before = redis.pcall('GET', key)
+
 local told = append()
 if told[1] ~= 'new' and told[1] ~= 'repeated' then return told end
 
-local key, value, seconds = KEYS[5], ARGV[5], ARGV[6]
-local before = redis.call('GET', key)
-if before and before ~= value then
+if type(before) == 'string' and before ~= value then
   local read, meta = pcall(cjson.decode, before)
   if read and type(meta) == 'table' and meta.status == 'SUCCESS' then return told end
 end

@@ -159,6 +159,9 @@ class RedisMemory(AuditMemory):
     def emit_with_result(self, row: AuditRow, result: TaskResult) -> Stored:
         return self._emit(row, _MERGED, command_with_result(self._prefix, row, result))
 
+    def prove_results(self, key: str) -> None:
+        self._talk.write([("SET", key, "", "EX", "1"), ("GET", key), ("PUBLISH", key, "")])
+
     def _emit(self, row: AuditRow, script: Script, command: Command) -> Stored:
         deadline = self._clock() + self._timeout
         doubt, asked = Doubt(), None

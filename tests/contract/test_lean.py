@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import signal
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -42,17 +42,25 @@ def asked(line: Line, *commands: tuple[Any, ...], left: float = FOREVER) -> list
     return line.exchange(commands, lambda: left)
 
 
-def test_a_plain_socket_is_lean(line: Line) -> None:
-    """TCP and Unix sockets of a process that nobody patched."""
+def test_a_connection_is_lean(line: Line) -> None:
+    """With redis-py's parser in C, which the host brings along."""
     assert line.lean is not None
 
 
-def test_tls_and_other_sockets_are_not() -> None:
-    """A class of its own decides what blocking means there."""
-    for kind in (ssl.SSLSocket, type("socket", (socket.socket,), {"__module__": "gevent"})):
-        made = kind.__new__(kind)
-        connection = SimpleNamespace(_sock=made, _get_parser=lambda: None)
-        assert Lean.of(connection, 1.0) is None
+def test_another_parser_is_not(lines: Lines) -> None:
+    """Its own reader would miss what was read beside it."""
+    connection = SimpleNamespace(_sock=None, _get_parser=lambda: None)
+    assert Lean.of(connection, 1.0) is None
+
+
+def test_the_whole_timeout_counts_however_late_a_connection_was_made(lines: Lines) -> None:
+    """redis-py would keep what was left when it connected for good."""
+    late = lines.connect(time.monotonic() + FOREVER / 10)
+    large = "return string.rep('x', 300000)"
+    for _ in range(2):  # the second exchange comes after one that went redis-py's way in part
+        assert len(asked(late, ("EVAL", large, "0"))[0]) == 300000
+        assert late.connection._sock.gettimeout() == FOREVER
+    late.connection.disconnect()
 
 
 def test_both_ways_read_the_same(line: Line) -> None:
@@ -106,6 +114,25 @@ def test_a_server_that_falls_silent_is_given_up_in_time(
 
 def unreachable(deadline: float) -> Line:
     raise redis.ConnectionError("nobody there")
+
+
+def test_signals_that_raise_nothing_move_no_deadline(line: Line) -> None:
+    """A timer of the application's strikes again and again while a server is silent."""
+    ours, theirs = socket.socketpair()
+    line.connection._sock.close()
+    line.connection._sock = ours
+    line.lean = Lean(line.connection, 0.4)
+    struck: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: struck.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    try:
+        with pytest.raises(redis.TimeoutError):
+            asked(line, ("PING",))
+        assert len(struck) < 20
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        theirs.close()
 
 
 def test_a_closed_connection_is_told_apart(line: Line) -> None:

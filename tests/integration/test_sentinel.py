@@ -19,7 +19,7 @@ from audit.recorder import Recorder
 from audit.row import COMPLETED, STARTED
 from tasks import SkillHost
 from tasks.caller import CHILD_STATE, ChildState
-from tasks.merged import require_fit
+from tasks.merged import prove, require_fit
 from tests.cluster import ask, cut_off, replicated, told
 from tests.pages import tenant
 from tests.sentinels import SERVICE, Watched, watched
@@ -137,6 +137,7 @@ def test_a_result_is_merged_at_whichever_server_is_the_master(guarded: Watched) 
         result_backend_transport_options={"master_name": SERVICE},
     )
     require_fit(app)
+    prove(app)
     memory = open_memory(guarded.url(), timeout=30)
     for server in (guarded.master, guarded.replica):
         identity = make_identity(request_id=new_request_id(), task_id=f"at-{server.port}")
@@ -144,7 +145,8 @@ def test_a_result_is_merged_at_whichever_server_is_the_master(guarded: Watched) 
         invocation.start("0" * 64)
         invocation.hold(make_ending())
         request = Context({"id": identity.task_id})
-        vars(request)[CHILD_STATE] = ChildState(invocation, None, merged=True)
+        vars(request)[CHILD_STATE] = state = ChildState(invocation, None)
+        state.merged = True
         app.backend.store_result(identity.task_id, "well", "SUCCESS", request=request)
         assert [row.kind for row in memory.rows(task_id=identity.task_id)] == [STARTED, COMPLETED]
         assert b'"well"' in ask(server, "GET", f"celery-task-meta-{identity.task_id}")

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.app.task import Context
+from celery.app.trace import trace_ok_t
 
-from audit.errors import SettingsError
+from audit.doctor.check import Level
+from audit.errors import SettingsError, SkillDefinitionError
+from audit.invocation import Invocation
+from audit.recorder import Recorder
+from audit.row import COMPLETED
+from audit.testing.memory import InMemory
 from tasks import SkillHost
-from tasks.caller import ChildState, runs
+from tasks.caller import CHILD_STATE, ChildState, runs
 from tasks.discretion import discreet
-from tasks.merged import MergedBackend, is_merged, require_fit
-from tests.support import make_identity
+from tasks.doctor import result_backend
+from tasks.merged import MergedBackend, _waiting, is_merged, require_fit
+from tasks.reception import give_requests
+from tests.support import make_ending, make_identity
 
 MEMORY = "redis://127.0.0.1:1/2"
 
@@ -26,7 +35,7 @@ def host(backend: str = f"merged+{MEMORY}", memory: str = MEMORY, **conf: Any) -
 
 
 def request(**fields: Any) -> Context:
-    return Context({"id": "1", "ignore_result": False}, **fields)
+    return Context({"id": "1", "ignore_result": False, "called_directly": False}, **fields)
 
 
 def test_a_plain_message_is_merged() -> None:
@@ -61,8 +70,9 @@ def test_another_backend_merges_nothing() -> None:
         (lambda: host(memory="sqlite:///audit.db"), "none that stores results"),
         (lambda: host(result_serializer="pickle"), "must be JSON"),
         (lambda: host(result_compression="gzip"), "must be JSON"),
+        (lambda: host(result_expires=-1), "must not expire"),
     ],
-    ids=["other database", "other memory", "other serializer", "compressed"],
+    ids=["other database", "other memory", "other serializer", "compressed", "expired"],
 )
 def test_a_backend_that_does_not_fit_says_why(make: Callable[[], SkillHost], says: str) -> None:
     """A worker refuses to start; where nobody asked, nothing is merged and nothing lost."""
@@ -72,19 +82,52 @@ def test_a_backend_that_does_not_fit_says_why(make: Callable[[], SkillHost], say
     assert not is_merged(SimpleNamespace(backend=app.backend, ignore_result=False), request())
 
 
-def test_the_end_of_the_tracer_puts_what_is_held_on_record() -> None:
-    """Whatever kept Celery from storing the result, and called no hook either."""
-    closed: list[str] = []
-    invocation = SimpleNamespace(
-        close_held=lambda: closed.append("closed"), identity=make_identity()
-    )
+@pytest.mark.parametrize("left", [SystemExit(3), None], ids=["an exit", "nothing"])
+def test_the_end_of_the_tracer_puts_what_is_held_on_record(left: BaseException | None) -> None:
+    """Whatever kept Celery from storing the result, and called no hook either; as it went on."""
+    memory = InMemory()
+    invocation = Invocation(make_identity(), Recorder(memory))
+    invocation.start("0" * 64)
+    invocation.hold(make_ending())
     state = ChildState(invocation, None)
+    state.merged = True
 
     def tracer(*_: Any) -> Any:
         runs(state)
-        raise SystemExit(3)
+        if left is not None:
+            raise left
+        return trace_ok_t("well", None, 0.1, "well")
 
     task = SimpleNamespace(name="test.noop", body_excluded=False, app=host())
-    with pytest.raises(SystemExit):
+    with suppress(SystemExit):
         discreet(task, tracer)("1", (), {}, {})
-    assert closed == ["closed"]
+    (completed,) = memory.rows(kind=COMPLETED)
+    assert completed.payload["outcome"] == ("success" if left is None else "panic")
+
+
+def test_progress_that_others_store_meanwhile_is_no_result() -> None:
+    """A thread of the body's with its request: the ending waits on for its own result."""
+    app = host()
+    state = ChildState(SimpleNamespace(held=True), None)
+    state.merged = True
+    mine = request()
+    vars(mine)[CHILD_STATE] = state
+    assert _waiting("1", "SUCCESS", mine) is state.invocation
+    assert _waiting("1", "PROGRESS", mine) is None
+    assert _waiting("2", "SUCCESS", mine) is None
+    app.close()
+
+
+def test_arguments_of_an_excluded_body_stay_out_of_the_result() -> None:
+    """result_extended would keep them in this backend as in Celery's own, of which it is one."""
+    app = host(result_extended=True)
+    app.skill("test.excluded", version="1.0.0", body_excluded=True)(len)
+    with pytest.raises(SkillDefinitionError, match="result_extended"):
+        give_requests(app, proven=False)
+
+
+def test_the_doctor_says_what_a_worker_would() -> None:
+    """A backend that does not fit is bad news before any worker is started."""
+    check = result_backend(host(backend="merged+redis://127.0.0.1:1/3"))
+    assert check.level is Level.BAD
+    assert "spelled alike" in check.seen
