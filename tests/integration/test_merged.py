@@ -19,6 +19,7 @@ from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLo
 from audit.embedded import EmbeddedServer
 from audit.memory.base import order_of
 from audit.row import COMPLETED, STARTED
+from tasks.merged import LARGEST
 from tests.integration.stack import Stack, Worker, caller, running_stack
 from tests.integration.test_pools import ending
 from tests.support import TENANT, wait_until
@@ -165,6 +166,15 @@ def test_a_success_that_is_there_stays(merged: Stack, store: redis.Redis) -> Non
     wait_until(lambda: len(merged.rows(task_id=first.id)) == 4, 30)
     assert meta(store, first.id)["result"] == "first"
     second.forget()
+
+
+def test_a_large_result_goes_celerys_own_way(merged: Stack, store: redis.Redis) -> None:
+    """Sending it must not pass for an outage of the memory; its row comes first then."""
+    with caller():
+        result = merged.skills.echo.delay("x" * 2 * LARGEST)
+        assert len(result.get(timeout=30)) == 2 * LARGEST
+    assert ending(merged.pair(result.id)) == ("success", "returned")
+    assert len(merged.rows(task_id=result.id)) == 2
 
 
 def test_a_child_that_dies_before_the_result_is_stored_leaves_no_half(

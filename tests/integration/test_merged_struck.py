@@ -95,7 +95,7 @@ def struck(
         task_id = f"struck-{number}"
         with (
             Strike(error, number, *modules) as strike,
-            contextlib.suppress(type(error), ValueError),
+            contextlib.suppress(BaseException),
         ):
             bench.run(task_id, fails=fails)
         if not strike.struck:

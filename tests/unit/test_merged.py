@@ -121,7 +121,12 @@ def test_progress_that_others_store_meanwhile_is_no_result() -> None:
 def test_arguments_of_an_excluded_body_stay_out_of_the_result() -> None:
     """result_extended would keep them in this backend as in Celery's own, of which it is one."""
     app = host(result_extended=True)
-    app.skill("test.excluded", version="1.0.0", body_excluded=True)(len)
+
+    @app.skill("test.excluded", version="1.0.0", body_excluded=True)
+    def excluded(mark: str) -> str:
+        return mark
+
+    assert excluded.name in app.tasks
     with pytest.raises(SkillDefinitionError, match="result_extended"):
         give_requests(app, proven=False)
 

@@ -761,15 +761,15 @@ class ParentIgnoresTheSpool(Recorder):
 class ForgetsToSpool(Recorder):
     """What the memory does not take is said to be in the spool, and is nowhere."""
 
-    def complete(self, row):
+    def complete(self, row, result=None):
         with mock.patch.object(self._spool, "keep"):
-            return super().complete(row)
+            return super().complete(row, result)
 
 
 class CallsItDone(Recorder):
     """A failed emit is taken for done, as if its failure said that it was stored."""
 
-    def complete(self, row):
+    def complete(self, row, result=None):
         with suppress(MemoryUnavailableError):
             self._emit(row)
         return Kept.MEMORY
@@ -828,10 +828,10 @@ class RowOfItsOwnEachTime(Invocation):
 
     tries = 0
 
-    def _complete(self, row):
+    def _complete(self, row, result):
         self.tries += 1
         meta = {**row.meta, "attempt": self.tries}
-        return super()._complete(replace(row, meta=meta))
+        return super()._complete(replace(row, meta=meta), result)
 
 
 class NothingBarred(Invocation):
