@@ -18,6 +18,7 @@ from ulid import ULID
 
 from audit.copying.ledger import LedgerCopy
 from audit.copying.sealed import Seal
+from audit.copying.settled import settled_position
 from audit.copying.source import SourceRows
 from audit.copying.tenant import TenantCopy
 from audit.errors import AuditError, CopyError
@@ -148,7 +149,7 @@ class Copy:
     def _copy_of(self, tenant_id: str, seal: Seal | None, along: LedgerCopy | None) -> TenantCopy:
         archive = None if self.ledger is None else Archive(LedgerFolder(self.ledger))
         # Read behind the seal, so that no sealed row lies beyond it.
-        last = self.source.last_position(tenant_id)
+        last = settled_position(self.source, tenant_id, "source", self.pause)
         return TenantCopy(
             SourceRows(self.source, tenant_id, archive),
             self.target,

@@ -15,6 +15,7 @@ from typing import Final
 
 from audit.copying.ledger import Positions
 from audit.copying.sealed import Seal
+from audit.copying.settled import LOOK, LOOKS
 from audit.copying.source import SourceRows
 from audit.errors import CopyError, RowError, RowRefusedError
 from audit.memory.base import AuditMemory, Entry, Stored, order_of
@@ -22,9 +23,6 @@ from audit.row import COMPLETED, LATE, AuditRow
 
 #: What a source's row becomes in a target that does not have it yet, or has it since a crash.
 _STORED: Final = frozenset({Stored.NEW, Stored.REPEATED, Stored.LATE})
-#: Seconds between two looks for rows that were stored and do not show yet, and how many looks.
-_LOOK: Final = 0.1
-_LOOKS: Final = 100
 
 #: What is told after each page: the rows that the target has now, and the source's position there.
 Told = Callable[[int, str], None]
@@ -135,11 +133,11 @@ class TenantCopy:
         PostgreSQL shows no row while an older transaction is open, so it is asked again.
         """
         found: list[Entry] = []
-        for _ in range(_LOOKS):
+        for _ in range(LOOKS):
             found = self._target.entries(self._tenant_id, after, len(due))
             if len(found) == len(due):
                 break
-            self._pause(_LOOK)
+            self._pause(LOOK)
         if [entry.stored for entry in found] != [entry.stored for entry in due]:
             raise CopyError(self._not_alike(due, found))
         return found
