@@ -15,7 +15,7 @@ from typing import Final
 
 from audit.copying.ledger import Positions
 from audit.copying.sealed import Seal
-from audit.copying.settled import LOOK, LOOKS
+from audit.copying.settled import LOOK, LOOKS, settled_position
 from audit.copying.source import SourceRows
 from audit.errors import CopyError, RowError, RowRefusedError
 from audit.memory.base import AuditMemory, Entry, Stored, order_of
@@ -76,6 +76,7 @@ class TenantCopy:
         """
         if (mark := self._target.trimmed(self._tenant_id)) is not None:
             raise CopyError(f"rows before {mark} were trimmed from the target: nobody can compare")
+        self._until_settled()
         for page in self._source.pages():
             if self._seal is not None:
                 self._seal.hold(page, self.rows)
@@ -92,6 +93,10 @@ class TenantCopy:
             self._seal.conclude()
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _until_settled(self) -> None:
+        """A row of somebody else that the target does not show yet must not be written behind."""
+        settled_position(self._target, self._tenant_id, "target", self._pause)
 
     def _compared(self, page: Sequence[Entry]) -> list[Entry]:
         """What the target has in the places of these rows already."""
@@ -166,6 +171,7 @@ class TenantCopy:
         self._after = there[-1].position
 
     def _refuse_more(self) -> None:
+        self._until_settled()
         more = self._target.entries(self._tenant_id, self._after, 1)
         if more:
             raise CopyError(

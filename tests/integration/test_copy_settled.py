@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from audit.cli import audit
+from audit.errors import CopyError
 from audit.memory import open_memory
 from audit.testing import InMemory
 from demo.postgres import PostgresServer
-from tests.copying import copied
+from tests.copying import copied, fill
 from tests.sealing import raw
 from tests.support import TENANT, make_identity, refused
 
@@ -56,3 +57,42 @@ def test_a_source_is_waited_for(postgres: PostgresServer, postgres_url: str) -> 
             did = copied(source, target, pause=lambda seconds: other.rollback())
         assert (did[TENANT].fault, did[TENANT].rows) == (None, 3)
         assert raw(target) == raw(source)
+
+
+def test_a_target_that_is_not_settled_is_left_as_it_is(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    """A row of somebody else that does not show yet is found before anything is written."""
+    source = InMemory()
+    fill(source, 5)
+    with closing(open_memory(postgres_url)) as target:
+        alien = refused(make_identity())
+        with open_transaction(postgres) as other:
+            target.emit(alien)
+            fault = copied(source, target)[TENANT].fault
+            assert isinstance(fault, CopyError)
+            assert "rows at the target are not settled" in str(fault)
+            assert len(list(target.rows(TENANT))) == 1
+            waited = copied(source, target, pause=lambda seconds: other.rollback())[TENANT].fault
+        assert "the target's row 0 at " in str(waited)
+        assert raw(target) == [alien.to_bytes()]
+
+
+def test_a_row_behind_the_copied_ones_is_waited_for(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    """A copy that adds nothing still says no where the target has one more that does not show."""
+    source = InMemory()
+    fill(source, 5)
+
+    def told(tenant_id: str, rows: int, position: str) -> None:
+        transaction.execute("SELECT pg_current_xact_id()")
+        target.emit(refused(make_identity()))
+
+    with (
+        closing(open_memory(postgres_url)) as target,
+        closing(psycopg.connect(postgres.url())) as transaction,
+    ):
+        assert copied(source, target)[TENANT].fault is None
+        fault = copied(source, target, told=told)[TENANT].fault
+    assert "rows at the target are not settled" in str(fault)
