@@ -3,8 +3,9 @@
 The target itself says how far a copy has come: what it has is compared with the source's first
 rows, whole, and the copy goes on behind it. So a run that was killed is simply done again. What is
 guaranteed: where the target has anything else, nothing is written; every row that is stored is read
-back, at its place and byte for byte; a row that the target would not store as it is ends the copy
-of its tenant with an error that names it.
+back, at its place and byte for byte; a row is stored for the tenant among whose rows it stands, or
+not at all; a row that the target would not store as it is ends the copy of its tenant with an error
+that names it.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class TenantCopy:
     def _carried(self, missing: Sequence[Entry], after: str | None) -> list[Entry]:
         """Store these rows, behind that place of the target; what it has of them then."""
         due = [entry for entry in missing if order_of(entry.position) <= self._last]
-        rows = [_row_of(entry) for entry in due]  # all of them, before any is stored
+        # All of them, before any is stored.
+        rows = [_row_of(entry, self._tenant_id) for entry in due]
         for entry, row in zip(due, rows, strict=True):
             self._store(entry, row)
         return self._read_back(due, after) if due else []
@@ -180,7 +182,7 @@ class TenantCopy:
             )
 
 
-def _row_of(entry: Entry) -> AuditRow:
+def _row_of(entry: Entry, tenant_id: str) -> AuditRow:
     """The row to emit, so that a memory stores these very bytes.
 
     A late row becomes the completion that it was when it came, for it is a memory's to find out
@@ -192,6 +194,11 @@ def _row_of(entry: Entry) -> AuditRow:
         row = AuditRow.from_bytes(entry.stored, entry.position)
     except RowError as error:
         raise CopyError(f"the source's entry at {entry.position} is no row") from error
+    if row.payload.get("tenant_id") != tenant_id:  # a memory would put it into that one's rows
+        raise CopyError(
+            f"the source's entry at {entry.position} is a row of another tenant than {tenant_id},"
+            " or of none: somebody has put it there past the audit"
+        )
     if row.kind != LATE:
         return row
     reworded = entry.stored.replace(_kind(LATE), _kind(COMPLETED), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,36 @@ def test_a_source_without_rows_is_an_error() -> None:
     """It is likelier a wrong URL than a wish."""
     with pytest.raises(CopyError, match="nothing to copy"):
         copied(InMemory(), InMemory())
+
+
+class Forged(InMemory):
+    """A source in which the third row of a tenant is one of its neighbour's, as its bytes say."""
+
+    forged = refused(make_identity(tenant_id=NEIGHBOUR)).to_bytes()
+
+    def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
+        return [
+            replace(entry, stored=self.forged)
+            if tenant_id == TENANT and entry.position == "3-0"
+            else entry
+            for entry in super().entries(tenant_id, after, limit)
+        ]
+
+
+@pytest.mark.parametrize(
+    "forged", [Forged.forged, Forged.forged.replace(b'"tenant_id"', b'"no_tenant"')]
+)
+def test_a_row_that_names_another_tenant_is_emitted_for_neither(forged: bytes) -> None:
+    """Somebody put it there past the memory: the error says where, and its page is not stored."""
+    source, target = Forged(), InMemory()
+    fill(source, 5)
+    fill(source, 5, NEIGHBOUR, 2)
+    source.forged = forged
+    did = copied(source, target)
+    assert f"entry at 3-0 is a row of another tenant than {TENANT}" in str(did[TENANT].fault)
+    assert raw(target) == []
+    assert did[NEIGHBOUR].fault is None
+    assert raw(target, NEIGHBOUR) == raw(source, NEIGHBOUR)
 
 
 class Forgetful(InMemory):
