@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from audit.copying.copy import Copied
 from audit.errors import CopyError, MemoryUnavailableError
 from audit.memory.base import Entry, Hold, Once, Stored
 from audit.row import AuditRow
@@ -114,6 +115,32 @@ def test_one_memory_is_not_copied_into_itself() -> None:
     with pytest.raises(CopyError, match="are one memory"):
         copied(source, source)
     assert len(raw(source)) == 2
+
+
+class Asked(InMemory):
+    """Copies on from another memory while somebody finds out whether this one is that."""
+
+    def __init__(self, other: InMemory) -> None:
+        super().__init__()
+        self.other = other
+        self.did: dict[str, Copied] = {}
+
+    def is_led(self, role: str) -> bool:
+        other, self.other = self.other, InMemory()
+        if other.tenants():
+            self.did = copied(other, InMemory())
+        return super().is_led(role)
+
+
+def test_a_copy_that_begins_disturbs_no_other() -> None:
+    """While one into a memory begins, one out of it is not told that it goes into itself."""
+    middle = InMemory()
+    source = Asked(middle)
+    fill(source, 2)
+    for row in source.rows():
+        middle.emit(row)
+    assert copied(source, middle)[TENANT].fault is None
+    assert source.did[TENANT].fault is None
 
 
 def test_a_source_without_rows_is_an_error() -> None:
