@@ -121,6 +121,7 @@ class TenantCopy:
         return self._read_back(due, after) if due else []
 
     def _store(self, entry: Entry, row: AuditRow) -> None:
+        newest = self._newest_if_late(entry, row)
         try:
             verdict = self._target.emit(row)
         except RowRefusedError as error:
@@ -132,7 +133,16 @@ class TenantCopy:
                 f"the target does not keep the row at {entry.position}, an ending without its"
                 f" started row: {verdict}"
             )
-        self.new += verdict is not Stored.REPEATED
+        added = verdict is not Stored.REPEATED
+        if verdict is Stored.LATE:
+            added = self._newest_if_late(entry, row) != newest
+        self.new += added
+
+    def _newest_if_late(self, entry: Entry, row: AuditRow) -> str | None:
+        """For a memory says late of a late row that it has, too; few are, so only they cost it."""
+        if row.to_bytes() == entry.stored:
+            return None
+        return self._target.newest_position(self._tenant_id)
 
     def _read_back(self, due: Sequence[Entry], after: str | None) -> list[Entry]:
         """What was stored just now, after it was held against the source's rows.

@@ -196,6 +196,31 @@ def test_what_was_stored_is_read_back() -> None:
     assert "another row" in str(fault)
 
 
+class Raced(InMemory):
+    """A target in which another copy stores these rows, just after this one has looked."""
+
+    def __init__(self, rows: list[AuditRow]) -> None:
+        super().__init__()
+        self._coming = rows
+
+    def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
+        found = super().entries(tenant_id, after, limit)
+        while self._coming:
+            self.emit(self._coming.pop(0))
+        return found
+
+
+def test_rows_of_another_copy_are_not_counted_as_new() -> None:
+    """Late ones neither, which a memory calls late each time that they come."""
+    source, one = InMemory(), make_identity()
+    rows = [started(one), *(completed(one, duration_ms=duration) for duration in (1, 2, 3))]
+    for row in rows:
+        source.emit(row)
+    did = copied(source, Raced(rows))[TENANT]
+    assert (did.fault, did.rows, did.new) == (None, 4, 0)
+    assert copied(source, InMemory())[TENANT].new == 4
+
+
 class Slow(InMemory):
     """A target that shows what it has stored only after some looks, as PostgreSQL may."""
 
