@@ -18,6 +18,7 @@ from ulid import ULID
 
 from audit.copying.ledger import LedgerCopy
 from audit.copying.sealed import Seal
+from audit.copying.settled import settled_position
 from audit.copying.source import SourceRows
 from audit.copying.tenant import TenantCopy
 from audit.errors import AuditError, CopyError
@@ -27,11 +28,9 @@ from audit.ledger.folder import LedgerFolder
 from audit.ledger.sources import read_tenants
 from audit.memory.base import AuditMemory
 
-#: What a copy leads in for a moment, in the target, to see whether it does so in the source.
-_ROLE: Final = "copy"
-#: For so many seconds, and as many others are waited for.
-_LED_FOR: Final = 2.0
-_LOOK: Final = 0.1
+#: Seconds a copy leads in the target at most, to see whether it does in the source: more than two
+#: calls may take.
+_LED_FOR: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +147,7 @@ class Copy:
     def _copy_of(self, tenant_id: str, seal: Seal | None, along: LedgerCopy | None) -> TenantCopy:
         archive = None if self.ledger is None else Archive(LedgerFolder(self.ledger))
         # Read behind the seal, so that no sealed row lies beyond it.
-        last = self.source.last_position(tenant_id)
+        last = settled_position(self.source, tenant_id, "source", self.pause)
         return TenantCopy(
             SourceRows(self.source, tenant_id, archive),
             self.target,
@@ -161,17 +160,15 @@ class Copy:
         )
 
     def _insist_on_two(self) -> None:
-        """Two URLs may name one memory: who leads in the target must not lead in the source."""
-        holder = str(ULID())
-        for _ in range(int(2 * _LED_FOR / _LOOK)):
-            if self.target.lead(_ROLE, holder, _LED_FOR):
-                break
-            self.pause(_LOOK)
-        else:
-            raise CopyError("another copy into this target is beginning all the time")
+        """Two URLs may name one memory: who leads in the target must not lead in the source.
+
+        In a role of its own: in any other, somebody else could lead in the source.
+        """
+        role = f"copy-{ULID()}"
+        self.target.lead(role, role, _LED_FOR)
         try:
-            same = self.source.is_led(_ROLE)
+            same = self.source.is_led(role)
         finally:
-            self.target.give_up(_ROLE, holder)
+            self.target.give_up(role, role)
         if same:
             raise CopyError(f"source and target are one memory: {self.source.name}")

@@ -3,8 +3,9 @@
 The target itself says how far a copy has come: what it has is compared with the source's first
 rows, whole, and the copy goes on behind it. So a run that was killed is simply done again. What is
 guaranteed: where the target has anything else, nothing is written; every row that is stored is read
-back, at its place and byte for byte; a row that the target would not store as it is ends the copy
-of its tenant with an error that names it.
+back, at its place and byte for byte; a row is stored for the tenant among whose rows it stands, or
+not at all; a row that the target would not store as it is ends the copy of its tenant with an error
+that names it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 
 from audit.copying.ledger import Positions
 from audit.copying.sealed import Seal
+from audit.copying.settled import LOOK, LOOKS, settled_position
 from audit.copying.source import SourceRows
 from audit.errors import CopyError, RowError, RowRefusedError
 from audit.memory.base import AuditMemory, Entry, Stored, order_of
@@ -22,9 +24,6 @@ from audit.row import COMPLETED, LATE, AuditRow
 
 #: What a source's row becomes in a target that does not have it yet, or has it since a crash.
 _STORED: Final = frozenset({Stored.NEW, Stored.REPEATED, Stored.LATE})
-#: Seconds between two looks for rows that were stored and do not show yet, and how many looks.
-_LOOK: Final = 0.1
-_LOOKS: Final = 100
 
 #: What is told after each page: the rows that the target has now, and the source's position there.
 Told = Callable[[int, str], None]
@@ -78,6 +77,7 @@ class TenantCopy:
         """
         if (mark := self._target.trimmed(self._tenant_id)) is not None:
             raise CopyError(f"rows before {mark} were trimmed from the target: nobody can compare")
+        self._until_settled()
         for page in self._source.pages():
             if self._seal is not None:
                 self._seal.hold(page, self.rows)
@@ -95,6 +95,10 @@ class TenantCopy:
 
     # --- inside -------------------------------------------------------------------------------
 
+    def _until_settled(self) -> None:
+        """A row of somebody else that the target does not show yet must not be written behind."""
+        settled_position(self._target, self._tenant_id, "target", self._pause)
+
     def _compared(self, page: Sequence[Entry]) -> list[Entry]:
         """What the target has in the places of these rows already."""
         there = self._target.entries(self._tenant_id, self._after, len(page))
@@ -110,12 +114,14 @@ class TenantCopy:
     def _carried(self, missing: Sequence[Entry], after: str | None) -> list[Entry]:
         """Store these rows, behind that place of the target; what it has of them then."""
         due = [entry for entry in missing if order_of(entry.position) <= self._last]
-        rows = [_row_of(entry) for entry in due]  # all of them, before any is stored
+        # All of them, before any is stored.
+        rows = [_row_of(entry, self._tenant_id) for entry in due]
         for entry, row in zip(due, rows, strict=True):
             self._store(entry, row)
         return self._read_back(due, after) if due else []
 
     def _store(self, entry: Entry, row: AuditRow) -> None:
+        newest = self._newest_if_late(entry, row)
         try:
             verdict = self._target.emit(row)
         except RowRefusedError as error:
@@ -127,7 +133,16 @@ class TenantCopy:
                 f"the target does not keep the row at {entry.position}, an ending without its"
                 f" started row: {verdict}"
             )
-        self.new += verdict is not Stored.REPEATED
+        added = verdict is not Stored.REPEATED
+        if verdict is Stored.LATE:
+            added = self._newest_if_late(entry, row) != newest
+        self.new += added
+
+    def _newest_if_late(self, entry: Entry, row: AuditRow) -> str | None:
+        """For a memory says late of a late row that it has, too; few are, so only they cost it."""
+        if row.to_bytes() == entry.stored:
+            return None
+        return self._target.newest_position(self._tenant_id)
 
     def _read_back(self, due: Sequence[Entry], after: str | None) -> list[Entry]:
         """What was stored just now, after it was held against the source's rows.
@@ -135,11 +150,11 @@ class TenantCopy:
         PostgreSQL shows no row while an older transaction is open, so it is asked again.
         """
         found: list[Entry] = []
-        for _ in range(_LOOKS):
+        for _ in range(LOOKS):
             found = self._target.entries(self._tenant_id, after, len(due))
             if len(found) == len(due):
                 break
-            self._pause(_LOOK)
+            self._pause(LOOK)
         if [entry.stored for entry in found] != [entry.stored for entry in due]:
             raise CopyError(self._not_alike(due, found))
         return found
@@ -168,6 +183,7 @@ class TenantCopy:
         self._after = there[-1].position
 
     def _refuse_more(self) -> None:
+        self._until_settled()
         more = self._target.entries(self._tenant_id, self._after, 1)
         if more:
             raise CopyError(
@@ -176,7 +192,7 @@ class TenantCopy:
             )
 
 
-def _row_of(entry: Entry) -> AuditRow:
+def _row_of(entry: Entry, tenant_id: str) -> AuditRow:
     """The row to emit, so that a memory stores these very bytes.
 
     A late row becomes the completion that it was when it came, for it is a memory's to find out
@@ -188,6 +204,11 @@ def _row_of(entry: Entry) -> AuditRow:
         row = AuditRow.from_bytes(entry.stored, entry.position)
     except RowError as error:
         raise CopyError(f"the source's entry at {entry.position} is no row") from error
+    if row.payload.get("tenant_id") != tenant_id:  # a memory would put it into that one's rows
+        raise CopyError(
+            f"the source's entry at {entry.position} is a row of another tenant than {tenant_id},"
+            " or of none: somebody has put it there past the audit"
+        )
     if row.kind != LATE:
         return row
     reworded = entry.stored.replace(_kind(LATE), _kind(COMPLETED), 1)

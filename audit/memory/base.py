@@ -330,7 +330,14 @@ class AuditMemory(Paging):
 
     @abstractmethod
     def last_position(self, tenant_id: str) -> str | None:
-        """Where the newest row of a tenant was stored, trimmed or not; ``None``: none ever was."""
+        """Where the newest row of a tenant was stored, trimmed or not; ``None``: none ever was.
+
+        Of rows that :meth:`entries` does not show yet, it does not know.
+        """
+
+    def newest_position(self, tenant_id: str) -> str | None:
+        """As :meth:`last_position`, and of every row that was acknowledged, shown or not."""
+        return self.last_position(tenant_id)
 
     @abstractmethod
     def sealed(self, tenant_id: str) -> bytes | None:

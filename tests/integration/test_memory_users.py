@@ -118,6 +118,7 @@ def read_all(memory: AuditMemory) -> None:
     assert memory.open_page(None, 10).total == len(list(memory.running()))
     assert TENANT in memory.tenants()
     assert memory.entries(TENANT, None, 10)
+    assert memory.last_position(TENANT)
     assert not memory.leases(["w1"])
     assert not memory.is_led("keeper")
     for look in (memory.sealed, memory.sealed_position, memory.trimmed):
@@ -134,7 +135,6 @@ def test_a_worker_can_run_skills(server: Server) -> None:
         read_all(memory)
         assert memory.lived_ms(next(memory.rows()), "w1") >= 0
         assert memory.store_time()
-        assert memory.last_position(TENANT)
         for probe in store_probes(memory, 10.0):
             assert probe.look().level is Level.OK or probe.name == "keeper"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from audit.copying.copy import Copied
 from audit.errors import CopyError, MemoryUnavailableError
 from audit.memory.base import Entry, Hold, Once, Stored
 from audit.row import AuditRow
@@ -115,10 +117,66 @@ def test_one_memory_is_not_copied_into_itself() -> None:
     assert len(raw(source)) == 2
 
 
+class Asked(InMemory):
+    """Copies on from another memory while somebody finds out whether this one is that."""
+
+    def __init__(self, other: InMemory) -> None:
+        super().__init__()
+        self.other = other
+        self.did: dict[str, Copied] = {}
+
+    def is_led(self, role: str) -> bool:
+        other, self.other = self.other, InMemory()
+        if other.tenants():
+            self.did = copied(other, InMemory())
+        return super().is_led(role)
+
+
+def test_a_copy_that_begins_disturbs_no_other() -> None:
+    """While one into a memory begins, one out of it is not told that it goes into itself."""
+    middle = InMemory()
+    source = Asked(middle)
+    fill(source, 2)
+    for row in source.rows():
+        middle.emit(row)
+    assert copied(source, middle)[TENANT].fault is None
+    assert source.did[TENANT].fault is None
+
+
 def test_a_source_without_rows_is_an_error() -> None:
     """It is likelier a wrong URL than a wish."""
     with pytest.raises(CopyError, match="nothing to copy"):
         copied(InMemory(), InMemory())
+
+
+class Forged(InMemory):
+    """A source in which the third row of a tenant is one of its neighbour's, as its bytes say."""
+
+    forged = refused(make_identity(tenant_id=NEIGHBOUR)).to_bytes()
+
+    def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
+        return [
+            replace(entry, stored=self.forged)
+            if tenant_id == TENANT and entry.position == "3-0"
+            else entry
+            for entry in super().entries(tenant_id, after, limit)
+        ]
+
+
+@pytest.mark.parametrize(
+    "forged", [Forged.forged, Forged.forged.replace(b'"tenant_id"', b'"no_tenant"')]
+)
+def test_a_row_that_names_another_tenant_is_emitted_for_neither(forged: bytes) -> None:
+    """Somebody put it there past the memory: the error says where, and its page is not stored."""
+    source, target = Forged(), InMemory()
+    fill(source, 5)
+    fill(source, 5, NEIGHBOUR, 2)
+    source.forged = forged
+    did = copied(source, target)
+    assert f"entry at 3-0 is a row of another tenant than {TENANT}" in str(did[TENANT].fault)
+    assert raw(target) == []
+    assert did[NEIGHBOUR].fault is None
+    assert raw(target, NEIGHBOUR) == raw(source, NEIGHBOUR)
 
 
 class Forgetful(InMemory):
@@ -136,6 +194,31 @@ def test_what_was_stored_is_read_back() -> None:
     fault = copied(source, Forgetful())[TENANT].fault
     assert isinstance(fault, CopyError)
     assert "another row" in str(fault)
+
+
+class Raced(InMemory):
+    """A target in which another copy stores these rows, just after this one has looked."""
+
+    def __init__(self, rows: list[AuditRow]) -> None:
+        super().__init__()
+        self._coming = rows
+
+    def entries(self, tenant_id: str, after: str | None, limit: int) -> list[Entry]:
+        found = super().entries(tenant_id, after, limit)
+        while self._coming:
+            self.emit(self._coming.pop(0))
+        return found
+
+
+def test_rows_of_another_copy_are_not_counted_as_new() -> None:
+    """Late ones neither, which a memory calls late each time that they come."""
+    source, one = InMemory(), make_identity()
+    rows = [started(one), *(completed(one, duration_ms=duration) for duration in (1, 2, 3))]
+    for row in rows:
+        source.emit(row)
+    did = copied(source, Raced(rows))[TENANT]
+    assert (did.fault, did.rows, did.new) == (None, 4, 0)
+    assert copied(source, InMemory())[TENANT].new == 4
 
 
 class Slow(InMemory):

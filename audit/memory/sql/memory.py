@@ -173,6 +173,9 @@ class SqlMemory(AuditMemory):
     def last_position(self, tenant_id: str) -> str | None:
         return self._reading.last_position(tenant_id)
 
+    def newest_position(self, tenant_id: str) -> str | None:
+        return self._reading.last_position(tenant_id, settled=False)
+
     def sealed(self, tenant_id: str) -> bytes | None:
         note = self._reading.of_log(tenant_id).sealed
         return None if note is None else bytes(note)

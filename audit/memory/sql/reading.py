@@ -105,12 +105,14 @@ class Reading:
             query = query.where(ROWS.c.tenant_id == written(wanted.tenant_id))
         return [_row(found) for found in self._ask(self._only_settled(query))]
 
-    def newest_place(self, tenant_id: str | None) -> tuple[int, int] | None:
-        """Where the newest row stands, of a tenant or of all, among those that are settled."""
+    def newest_place(
+        self, tenant_id: str | None, *, settled: bool = True
+    ) -> tuple[int, int] | None:
+        """Where the newest row stands, of a tenant or of all, among the settled ones or of all."""
         query = select(ROWS.c.turn, ROWS.c.minor).order_by(*_NEWEST).limit(1)
         if tenant_id is not None:
             query = query.where(ROWS.c.tenant_id == written(tenant_id))
-        found = self._ask(self._only_settled(query))
+        found = self._ask(self._only_settled(query) if settled else query)
         return (found[0].turn, found[0].minor) if found else None
 
     # --- pages --------------------------------------------------------------------------------
@@ -194,8 +196,8 @@ class Reading:
             query = query.where(at(*order_of(after)) < _PLACE)
         return [_entry(found)[1] for found in self._ask(self._only_settled(query).limit(limit))]
 
-    def last_position(self, tenant_id: str) -> str | None:
-        newest = self.newest_place(tenant_id)
+    def last_position(self, tenant_id: str, *, settled: bool = True) -> str | None:
+        newest = self.newest_place(tenant_id, settled=settled)
         if newest is not None:
             return f"{newest[0]}-{newest[1]}"
         last: str | None = self.of_log(tenant_id).last_position
