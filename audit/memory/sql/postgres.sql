@@ -8,8 +8,8 @@
 -- Close once: the primary key of audit_invocations decides which start counts, and a row lock on it which
 -- completion. The unique key of audit_rows holds the same for the rows themselves, where it has no partitions.
 --
--- Two functions say yes and cost nothing until a migration replaces them: audit_may (row_security.sql) and
--- audit_month (months.sql).
+-- Some functions say yes and cost nothing until a migration replaces them: audit_may and audit_says
+-- (row_security.sql), and audit_month (months.sql).
 
 CREATE TABLE audit_settings (
   only_one  boolean PRIMARY KEY DEFAULT true CHECK (only_one),
@@ -102,6 +102,11 @@ CREATE TABLE audit_roles (role text PRIMARY KEY, tenant_id text, writes boolean 
 
 -- Whether this session may touch rows of a tenant, or with null those of all.
 CREATE FUNCTION audit_may(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
+-- Whether a row's bytes say the same as its columns.
+CREATE FUNCTION audit_says(
+  bytes bytea, tenant text, request text, kind text, skill_id text, outcome text, caller_persona text,
+  trace_id text, task_id text
+) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
 -- Sees to it that there is a place for rows that are stored at a moment.
 CREATE FUNCTION audit_month(moment bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
 
@@ -158,6 +163,9 @@ DECLARE
   answer text := 'new';
 BEGIN
   IF NOT audit_may(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
+  IF NOT audit_says(bytes, tenant, request, kind, skill_id, outcome, caller_persona, trace_id, task_id) THEN
+    RAISE SQLSTATE '42501' USING MESSAGE = 'a row that does not say what its columns say is refused';
+  END IF;
   -- First of all, while this call holds no lock yet.
   IF NOT audit_month(now_) THEN RAISE SQLSTATE '40001'; END IF;
   IF what = 'completed' OR what = 'settled' THEN

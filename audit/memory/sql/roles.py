@@ -75,7 +75,11 @@ FROM pg_roles p, pg_class c WHERE p.rolname = %s AND c.oid = 'audit_rows'::regcl
 """
 _MAY_ALL: Final = """
 CREATE OR REPLACE FUNCTION audit_may(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS
-$$ SELECT true $$
+$$ SELECT true $$;
+CREATE OR REPLACE FUNCTION audit_says(
+  bytes bytea, tenant text, request text, kind text, skill_id text, outcome text,
+  caller_persona text, trace_id text, task_id text
+) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
 """
 
 Connection = psycopg.Connection[Any]
@@ -112,7 +116,7 @@ class Roles:
         if self._is_secured():
             return []
         self._connection.execute(ddl("row_security").encode())
-        self._connection.execute("REVOKE EXECUTE ON FUNCTION audit_may FROM PUBLIC")
+        self._connection.execute("REVOKE EXECUTE ON FUNCTION audit_is, audit_said FROM PUBLIC")
         [(owner,)] = self._connection.execute(_OWNER).fetchall()
         for table in OF_TENANTS:
             self._do("ALTER TABLE {0}.{1} ENABLE ROW LEVEL SECURITY", table)
