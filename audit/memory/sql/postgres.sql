@@ -8,8 +8,8 @@
 -- Close once: the primary key of audit_invocations decides which start counts, and a row lock on it which
 -- completion. The unique key of audit_rows holds the same for the rows themselves, where it has no partitions.
 --
--- Some functions say yes and cost nothing until a migration replaces them: audit_may and audit_says
--- (row_security.sql), and audit_month (months.sql).
+-- Some functions say yes and cost nothing until a migration replaces them: audit_may, audit_may_store and
+-- audit_says (row_security.sql), and audit_month (months.sql).
 
 CREATE TABLE audit_settings (
   only_one  boolean PRIMARY KEY DEFAULT true CHECK (only_one),
@@ -100,8 +100,9 @@ $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 -- Roles that a migration has let in; which tenant each is bound to, null for all of them.
 CREATE TABLE audit_roles (role text PRIMARY KEY, tenant_id text, writes boolean NOT NULL);
 
--- Whether this session may touch rows of a tenant, or with null those of all.
+-- Whether this session may see rows of a tenant, and whether it may store them; with null those of all.
 CREATE FUNCTION audit_may(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
+CREATE FUNCTION audit_may_store(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
 -- Whether a row's bytes say the same as its columns.
 CREATE FUNCTION audit_says(
   bytes bytea, tenant text, request text, kind text, skill_id text, outcome text, caller_persona text,
@@ -162,7 +163,7 @@ DECLARE
   seen boolean := false;
   answer text := 'new';
 BEGIN
-  IF NOT audit_may(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
+  IF NOT audit_may_store(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
   IF NOT audit_says(bytes, tenant, request, kind, skill_id, outcome, caller_persona, trace_id, task_id) THEN
     RAISE SQLSTATE '42501' USING MESSAGE = 'a row that does not say what its columns say is refused';
   END IF;
@@ -276,7 +277,7 @@ END $$;
 CREATE FUNCTION audit_swap_sealed(tenant text, old_ bytea, new_ bytea, position_ text)
 RETURNS boolean LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-  IF NOT audit_may(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
+  IF NOT audit_may_store(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
   INSERT INTO audit_logs (tenant_id) VALUES (tenant) ON CONFLICT DO NOTHING;
   UPDATE audit_logs SET sealed = new_, sealed_position = coalesce(position_, sealed_position)
     WHERE tenant_id = tenant AND sealed IS NOT DISTINCT FROM old_;
@@ -294,7 +295,7 @@ DECLARE
   newest record;
   horizon bigint := audit_horizon();
 BEGIN
-  IF NOT audit_may(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
+  IF NOT audit_may_store(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
   -- Two trims at once: the second goes on where the first has stopped.
   INSERT INTO audit_logs (tenant_id) VALUES (tenant) ON CONFLICT DO NOTHING;
   PERFORM 1 FROM audit_logs l WHERE l.tenant_id = tenant FOR UPDATE;
@@ -338,7 +339,7 @@ DECLARE
   tokens integer;
   ticks integer;
 BEGIN
-  IF NOT audit_may(NULL) THEN RETURN 0; END IF;
+  IF NOT audit_may_store(NULL) THEN RETURN 0; END IF;
   -- Next month's place a week ahead, so that no emit has to make it.
   PERFORM audit_month(now_ + 7 * 86400 * 1000000::bigint);
   DELETE FROM audit_tokens t USING (
