@@ -330,3 +330,27 @@ def test_a_wider_role_is_not_let_in_around_a_bound_one(
             secured.migrate(row_security=True)
         admin.execute("REVOKE rs_stranger FROM rs_auditor")
     assert secured.migrate(row_security=True) == ["row security is on"]
+
+
+#: One that has run out and one that has not, of each tenant.
+_TOKENS = """
+INSERT INTO audit_tokens SELECT t, k, 1, u FROM unnest(%s::text[]) t,
+  (VALUES ('old', 1), ('new', 9000000000000000)) v (k, u)
+"""
+_TICKS = "INSERT INTO audit_ticks SELECT tenant_id, token, 'h', until FROM audit_tokens"
+
+
+@pytest.mark.parametrize("owner", ["rs_owner", "postgres"])
+def test_a_bound_writer_sweeps_up_behind_its_own_tenant(secured: Secured) -> None:
+    """With its leases, as others do; nothing of another tenant, and it is not told how much."""
+    with secured.line("postgres") as admin, secured.line("rs_narrow_host") as narrow:
+        admin.execute(_TOKENS, ([TENANT, OTHER],))
+        admin.execute(_TICKS)
+        secured.memory("narrow_host").hold_lease("narrow-worker", 5)
+        for table in ("audit_tokens", "audit_ticks"):
+            left = admin.execute(f"SELECT tenant_id, token FROM {table}").fetchall()  # noqa: S608
+            assert sorted(left) == sorted([(TENANT, "new"), (OTHER, "new"), (OTHER, "old")])
+        assert narrow.execute("SELECT audit_forget(10, 0)").fetchone() == (0,)
+        secured.memory("host").hold_lease("worker", 5)
+        old = "SELECT FROM audit_tokens WHERE token = 'old'"
+        assert admin.execute(old).fetchall() == []

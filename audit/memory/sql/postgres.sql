@@ -8,8 +8,8 @@
 -- Close once: the primary key of audit_invocations decides which start counts, and a row lock on it which
 -- completion. The unique key of audit_rows holds the same for the rows themselves, where it has no partitions.
 --
--- Some functions say yes and cost nothing until a migration replaces them: audit_may, audit_may_store and
--- audit_says (row_security.sql), and audit_month (months.sql).
+-- Some functions say yes and cost nothing until a migration replaces them: audit_may, audit_may_store,
+-- audit_stored and audit_says (row_security.sql), and audit_month (months.sql).
 
 CREATE TABLE audit_settings (
   only_one  boolean PRIMARY KEY DEFAULT true CHECK (only_one),
@@ -103,6 +103,8 @@ CREATE TABLE audit_roles (role text PRIMARY KEY, tenant_id text, writes boolean 
 -- Whether this session may see rows of a tenant, and whether it may store them; with null those of all.
 CREATE FUNCTION audit_may(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
 CREATE FUNCTION audit_may_store(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
+-- The tenants whose rows this session may store, null for all.
+CREATE FUNCTION audit_stored() RETURNS text[] LANGUAGE sql IMMUTABLE AS $$ SELECT NULL::text[] $$;
 -- Whether a row's bytes say the same as its columns.
 CREATE FUNCTION audit_says(
   bytes bytea, tenant text, request text, kind text, skill_id text, outcome text, caller_persona text,
@@ -331,24 +333,27 @@ END $$;
 
 -- Removes at most MOST tokens and as many ticks that have run out, and what is known of workers that have been
 -- gone since SEEN_BEFORE; how many tokens or ticks went, whichever were more. What an emit has in hand is left
--- to the next call, so that neither waits for the other for longer than the removal takes.
+-- to the next call, so that neither waits for the other for longer than the removal takes. Whoever is bound
+-- to a tenant removes nothing of others.
 CREATE FUNCTION audit_forget(most integer, seen_before bigint)
 RETURNS integer LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
   now_ bigint := audit_now();
+  mine text[] := audit_stored();
   tokens integer;
   ticks integer;
 BEGIN
-  IF NOT audit_may_store(NULL) THEN RETURN 0; END IF;
   -- Next month's place a week ahead, so that no emit has to make it.
   PERFORM audit_month(now_ + 7 * 86400 * 1000000::bigint);
   DELETE FROM audit_tokens t USING (
-    SELECT o.tenant_id, o.token FROM audit_tokens o WHERE o.until < now_
+    SELECT o.tenant_id, o.token FROM audit_tokens o
+    WHERE o.until < now_ AND (mine IS NULL OR o.tenant_id = ANY (mine))
     ORDER BY o.until LIMIT most FOR UPDATE SKIP LOCKED) AS old_ones
     WHERE t.tenant_id = old_ones.tenant_id AND t.token = old_ones.token;
   GET DIAGNOSTICS tokens = ROW_COUNT;
   DELETE FROM audit_ticks t USING (
-    SELECT o.tenant_id, o.token FROM audit_ticks o WHERE o.until < now_
+    SELECT o.tenant_id, o.token FROM audit_ticks o
+    WHERE o.until < now_ AND (mine IS NULL OR o.tenant_id = ANY (mine))
     ORDER BY o.until LIMIT most FOR UPDATE SKIP LOCKED) AS old_ones
     WHERE t.tenant_id = old_ones.tenant_id AND t.token = old_ones.token;
   GET DIAGNOSTICS ticks = ROW_COUNT;

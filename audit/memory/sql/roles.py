@@ -80,6 +80,8 @@ CREATE OR REPLACE FUNCTION audit_may(tenant text) RETURNS boolean LANGUAGE sql I
 $$ SELECT true $$;
 CREATE OR REPLACE FUNCTION audit_may_store(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS
 $$ SELECT true $$;
+CREATE OR REPLACE FUNCTION audit_stored() RETURNS text[] LANGUAGE sql IMMUTABLE AS
+$$ SELECT NULL::text[] $$;
 CREATE OR REPLACE FUNCTION audit_says(
   bytes bytea, tenant text, request text, kind text, skill_id text, outcome text,
   caller_persona text, trace_id text, task_id text

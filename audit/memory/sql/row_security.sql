@@ -23,6 +23,11 @@ BEGIN
     WHERE r.writes AND (r.tenant_id IS NULL OR r.tenant_id = tenant)
       AND pg_has_role(session_user, to_regrole(quote_ident(r.role)), 'MEMBER'));
 END $$;
+CREATE OR REPLACE FUNCTION audit_stored() RETURNS text[] LANGUAGE sql STABLE AS $$
+  SELECT CASE WHEN NOT audit_may_store(NULL) THEN ARRAY(
+    SELECT r.tenant_id FROM audit_roles r
+    WHERE r.writes AND pg_has_role(session_user, to_regrole(quote_ident(r.role)), 'MEMBER')) END
+$$;
 
 -- A text of a row as a column holds it (audit/memory/sql/tables.py), whose JSON has been through audit_said.
 CREATE OR REPLACE FUNCTION audit_is(held text, said jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
