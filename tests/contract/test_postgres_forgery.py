@@ -78,6 +78,9 @@ def test_a_bound_writer_stores_no_bytes_that_say_otherwise(secured: Secured) -> 
         for column in _COLUMNS
         if column != "moment"
     ]
+    # Two backslashes to who reads them, and one, as a column holds it, to who does not look twice.
+    spelled = started(make_identity(caller_persona="\\"))
+    attempts.append(forged(spelled, spelled.to_bytes().replace(b"\\\\", b"\\u005c\\u005c")))
     with secured.line("rs_narrow_host") as line:
         for attempt in attempts:
             with pytest.raises(psycopg.errors.InsufficientPrivilege, match="refused"):
