@@ -168,6 +168,16 @@ def test_the_next_month_is_there_a_week_ahead(monthly: Monthly, memory: AuditMem
     assert monthly.parts() == PARTS[:2]
 
 
+def test_a_bound_writer_makes_it_too(monthly: Monthly, guarded_roles: None) -> None:
+    """So that it is there where no host serves all tenants."""
+    migrate_memory(monthly.url, row_security=True, writer="contract_host", tenant=TENANT)
+    memory = open_memory(monthly.url.replace("postgres@", "contract_host@"), timeout=10)
+    monthly.set_clock(datetime(2026, 11, 25, tzinfo=UTC))
+    memory.hold_lease("worker-1", 5)
+    assert monthly.parts() == [PARTS[1]]
+    memory.close()
+
+
 def test_a_month_goes_when_trimming_has_emptied_it(monthly: Monthly, memory: AuditMemory) -> None:
     """Not before, and never this month's; what was in it still counts as having been."""
     old, new = make_identity(), make_identity()

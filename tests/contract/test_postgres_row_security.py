@@ -291,3 +291,66 @@ def test_the_command_binds_a_role(secured: Secured) -> None:
     assert (code, f"only those of tenant {OTHER}" in told) == (0, True), told
     fill(secured.memory("host"))
     assert {row.tenant_id for row in secured.memory("stranger").rows()} == {OTHER}
+
+
+def test_whoever_may_only_read_a_tenant_appends_nothing_of_it(
+    secured: Secured, postgres: PostgresServer
+) -> None:
+    """Nor does a login that is in a writer's role of another tenant as well."""
+    secured.migrate(reader="rs_auditor", tenant=OTHER)
+    with psycopg.connect(postgres.url(), autocommit=True) as admin:
+        admin.execute("GRANT rs_narrow_host, rs_auditor TO rs_stranger")
+        stranger = secured.memory("stranger")
+        assert stranger.emit(started(make_identity())) is Stored.NEW
+        with pytest.raises(MemoryUnavailableError, match="another tenant"):
+            stranger.emit(started(make_identity(tenant_id=OTHER)))
+        secured.migrate(reader="rs_auditor")
+        with pytest.raises(MemoryUnavailableError, match="another tenant"):
+            stranger.emit(started(make_identity(tenant_id=OTHER)))
+        secured.migrate(writer="rs_narrow_host", tenant=OTHER)
+        assert stranger.emit(started(make_identity(tenant_id=OTHER))) is Stored.NEW
+        admin.execute("REVOKE rs_narrow_host, rs_auditor FROM rs_stranger")
+
+
+def test_a_wider_role_is_not_let_in_around_a_bound_one(
+    secured: Secured, postgres: PostgresServer
+) -> None:
+    """Whichever comes first, and where row security was off meanwhile; nothing is done then."""
+    with psycopg.connect(postgres.url(), autocommit=True) as admin:
+        admin.execute("GRANT rs_stranger TO rs_auditor")
+        for wider in ({"reader": "rs_stranger"}, {"writer": "rs_stranger", "tenant": OTHER}):
+            with pytest.raises(MemoryUnsuitableError, match="rs_auditor cannot be bound"):
+                secured.migrate(**wider)
+        with secured.line("rs_stranger") as stranger:
+            assert "permission denied" in said(stranger, f"TABLE {secured.schema}.audit_rows")
+        secured.migrate(reader="rs_stranger", tenant=TENANT)
+        secured.migrate(row_security=False)
+        secured.migrate(reader="rs_stranger")
+        with pytest.raises(MemoryUnsuitableError, match="rs_auditor cannot be bound"):
+            secured.migrate(row_security=True)
+        admin.execute("REVOKE rs_stranger FROM rs_auditor")
+    assert secured.migrate(row_security=True) == ["row security is on"]
+
+
+#: One that has run out and one that has not, of each tenant.
+_TOKENS = """
+INSERT INTO audit_tokens SELECT t, k, 1, u FROM unnest(%s::text[]) t,
+  (VALUES ('old', 1), ('new', 9000000000000000)) v (k, u)
+"""
+_TICKS = "INSERT INTO audit_ticks SELECT tenant_id, token, 'h', until FROM audit_tokens"
+
+
+@pytest.mark.parametrize("owner", ["rs_owner", "postgres"])
+def test_a_bound_writer_sweeps_up_behind_its_own_tenant(secured: Secured) -> None:
+    """With its leases, as others do; nothing of another tenant, and it is not told how much."""
+    with secured.line("postgres") as admin, secured.line("rs_narrow_host") as narrow:
+        admin.execute(_TOKENS, ([TENANT, OTHER],))
+        admin.execute(_TICKS)
+        secured.memory("narrow_host").hold_lease("narrow-worker", 5)
+        for table in ("audit_tokens", "audit_ticks"):
+            left = admin.execute(f"SELECT tenant_id, token FROM {table}").fetchall()  # noqa: S608
+            assert sorted(left) == sorted([(TENANT, "new"), (OTHER, "new"), (OTHER, "old")])
+        assert narrow.execute("SELECT audit_forget(10, 0)").fetchone() == (0,)
+        secured.memory("host").hold_lease("worker", 5)
+        old = "SELECT FROM audit_tokens WHERE token = 'old'"
+        assert admin.execute(old).fetchall() == []

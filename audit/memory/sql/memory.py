@@ -28,7 +28,7 @@ from audit.memory.base import (
 )
 from audit.memory.page import LOOK, Open, Page
 from audit.memory.sql.reading import Reading, checked, time_of
-from audit.memory.sql.tables import moment_of, written
+from audit.memory.sql.tables import moment_of, sound, written
 from audit.row import AuditRow
 
 #: Rows that one step trims: writers wait for that long at most, where they wait at all.
@@ -116,9 +116,9 @@ class SqlMemory(AuditMemory):
     ) -> Iterator[AuditRow | None]:
         while True:
             arrived = self._reading.arrived(wanted, seen)
-            yield from filter(wanted.matches, arrived)
+            yield from filter(wanted.matches, sound(arrived))
             if arrived:
-                seen = order_of(str(arrived[-1].position))
+                seen = (arrived[-1].turn, arrived[-1].minor)
             else:
                 yield None
                 self._pause(poll)

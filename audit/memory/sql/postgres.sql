@@ -8,8 +8,8 @@
 -- Close once: the primary key of audit_invocations decides which start counts, and a row lock on it which
 -- completion. The unique key of audit_rows holds the same for the rows themselves, where it has no partitions.
 --
--- Two functions say yes and cost nothing until a migration replaces them: audit_may (row_security.sql) and
--- audit_month (months.sql).
+-- Some functions say yes and cost nothing until a migration replaces them: audit_may, audit_may_store,
+-- audit_stored and audit_says (row_security.sql), and audit_month (months.sql).
 
 CREATE TABLE audit_settings (
   only_one  boolean PRIMARY KEY DEFAULT true CHECK (only_one),
@@ -100,8 +100,16 @@ $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 -- Roles that a migration has let in; which tenant each is bound to, null for all of them.
 CREATE TABLE audit_roles (role text PRIMARY KEY, tenant_id text, writes boolean NOT NULL);
 
--- Whether this session may touch rows of a tenant, or with null those of all.
+-- Whether this session may see rows of a tenant, and whether it may store them; with null those of all.
 CREATE FUNCTION audit_may(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
+CREATE FUNCTION audit_may_store(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
+-- The tenants whose rows this session may store, null for all.
+CREATE FUNCTION audit_stored() RETURNS text[] LANGUAGE sql IMMUTABLE AS $$ SELECT NULL::text[] $$;
+-- Whether a row's bytes say the same as its columns.
+CREATE FUNCTION audit_says(
+  bytes bytea, tenant text, request text, kind text, skill_id text, outcome text, caller_persona text,
+  trace_id text, task_id text
+) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
 -- Sees to it that there is a place for rows that are stored at a moment.
 CREATE FUNCTION audit_month(moment bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
 
@@ -157,7 +165,10 @@ DECLARE
   seen boolean := false;
   answer text := 'new';
 BEGIN
-  IF NOT audit_may(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
+  IF NOT audit_may_store(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
+  IF NOT audit_says(bytes, tenant, request, kind, skill_id, outcome, caller_persona, trace_id, task_id) THEN
+    RAISE SQLSTATE '42501' USING MESSAGE = 'a row that does not say what its columns say is refused';
+  END IF;
   -- First of all, while this call holds no lock yet.
   IF NOT audit_month(now_) THEN RAISE SQLSTATE '40001'; END IF;
   IF what = 'completed' OR what = 'settled' THEN
@@ -268,7 +279,7 @@ END $$;
 CREATE FUNCTION audit_swap_sealed(tenant text, old_ bytea, new_ bytea, position_ text)
 RETURNS boolean LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-  IF NOT audit_may(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
+  IF NOT audit_may_store(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
   INSERT INTO audit_logs (tenant_id) VALUES (tenant) ON CONFLICT DO NOTHING;
   UPDATE audit_logs SET sealed = new_, sealed_position = coalesce(position_, sealed_position)
     WHERE tenant_id = tenant AND sealed IS NOT DISTINCT FROM old_;
@@ -286,7 +297,7 @@ DECLARE
   newest record;
   horizon bigint := audit_horizon();
 BEGIN
-  IF NOT audit_may(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
+  IF NOT audit_may_store(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
   -- Two trims at once: the second goes on where the first has stopped.
   INSERT INTO audit_logs (tenant_id) VALUES (tenant) ON CONFLICT DO NOTHING;
   PERFORM 1 FROM audit_logs l WHERE l.tenant_id = tenant FOR UPDATE;
@@ -322,24 +333,27 @@ END $$;
 
 -- Removes at most MOST tokens and as many ticks that have run out, and what is known of workers that have been
 -- gone since SEEN_BEFORE; how many tokens or ticks went, whichever were more. What an emit has in hand is left
--- to the next call, so that neither waits for the other for longer than the removal takes.
+-- to the next call, so that neither waits for the other for longer than the removal takes. Whoever is bound
+-- to a tenant removes nothing of others.
 CREATE FUNCTION audit_forget(most integer, seen_before bigint)
 RETURNS integer LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
   now_ bigint := audit_now();
+  mine text[] := audit_stored();
   tokens integer;
   ticks integer;
 BEGIN
-  IF NOT audit_may(NULL) THEN RETURN 0; END IF;
   -- Next month's place a week ahead, so that no emit has to make it.
   PERFORM audit_month(now_ + 7 * 86400 * 1000000::bigint);
   DELETE FROM audit_tokens t USING (
-    SELECT o.tenant_id, o.token FROM audit_tokens o WHERE o.until < now_
+    SELECT o.tenant_id, o.token FROM audit_tokens o
+    WHERE o.until < now_ AND (mine IS NULL OR o.tenant_id = ANY (mine))
     ORDER BY o.until LIMIT most FOR UPDATE SKIP LOCKED) AS old_ones
     WHERE t.tenant_id = old_ones.tenant_id AND t.token = old_ones.token;
   GET DIAGNOSTICS tokens = ROW_COUNT;
   DELETE FROM audit_ticks t USING (
-    SELECT o.tenant_id, o.token FROM audit_ticks o WHERE o.until < now_
+    SELECT o.tenant_id, o.token FROM audit_ticks o
+    WHERE o.until < now_ AND (mine IS NULL OR o.tenant_id = ANY (mine))
     ORDER BY o.until LIMIT most FOR UPDATE SKIP LOCKED) AS old_ones
     WHERE t.tenant_id = old_ones.tenant_id AND t.token = old_ones.token;
   GET DIAGNOSTICS ticks = ROW_COUNT;

@@ -40,6 +40,8 @@ from audit.memory.sql.tables import (
     microseconds,
     moment_of,
     read,
+    sound,
+    stored_in,
     written,
 )
 from audit.row import AuditRow
@@ -75,35 +77,38 @@ class Reading:
     # --- rows ---------------------------------------------------------------------------------
 
     def running(self, tenant_id: str | None) -> Iterator[AuditRow]:
+        return sound(self._running(tenant_id))
+
+    def _running(self, tenant_id: str | None) -> Iterator[Any]:
         seen: tuple[int, int] | None = None
         while True:
             found = self._ask(self._open(tenant_id, seen).limit(PAGE))
-            yield from map(_row, found)
+            yield from found
             if len(found) < PAGE:
                 return
             seen = (found[-1].turn, found[-1].minor)
 
     def select(self, wanted: RowFilter) -> Iterator[AuditRow]:
-        entry = (ROWS.c.turn, ROWS.c.minor, stored_where(wanted))
+        entry = (ROWS.c.turn, ROWS.c.minor, ROWS.c.tenant_id, stored_where(wanted))
         query = select(*entry).where(*by_index(wanted)).order_by(*_OLDEST).limit(PAGE)
-        return filter(wanted.matches, self._walk(query, floor_of(wanted)))
+        return filter(wanted.matches, sound(self._walk(query, floor_of(wanted))))
 
-    def _walk(self, query: Select[Any], floor: int) -> Iterator[AuditRow]:
+    def _walk(self, query: Select[Any], floor: int) -> Iterator[Any]:
         if floor > 0:
             query = query.where(ROWS.c.turn >= self._first_turn(floor))
         found = self._ask(query)
         while found:
-            yield from (_row(line) for line in found if line.stored is not None)
+            yield from (line for line in found if line.stored is not None)
             if len(found) < PAGE:
                 return
             found = self._ask(query.where(_behind(found[-1])))
 
-    def arrived(self, wanted: RowFilter, seen: tuple[int, int]) -> list[AuditRow]:
-        """The next rows of a tenant, or of all, behind a place; not yet filtered."""
+    def arrived(self, wanted: RowFilter, seen: tuple[int, int]) -> Sequence[Any]:
+        """The next lines of a tenant, or of all, behind a place; not yet filtered."""
         query = select(*_ENTRY).where(at(*seen) < _PLACE).order_by(*_OLDEST).limit(PAGE)
         if wanted.tenant_id is not None:
             query = query.where(ROWS.c.tenant_id == written(wanted.tenant_id))
-        return [_row(found) for found in self._ask(self._only_settled(query))]
+        return self._ask(self._only_settled(query))
 
     def newest_place(
         self, tenant_id: str | None, *, settled: bool = True
@@ -371,14 +376,6 @@ def _behind(found: Any) -> Any:
     return at(found.turn, found.minor) < _PLACE
 
 
-def _row(found: Any) -> AuditRow:
-    return AuditRow.from_bytes(_stored(found), f"{found.turn}-{found.minor}")
-
-
 def _entry(found: Any) -> Found:
     position = f"{found.turn}-{found.minor}"
-    return read(found.tenant_id), Entry(position, _stored(found), foreign=found.stored is None)
-
-
-def _stored(found: Any) -> bytes:
-    return b"" if found.stored is None else bytes(found.stored)
+    return read(found.tenant_id), Entry(position, stored_in(found), foreign=found.stored is None)

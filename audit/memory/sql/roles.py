@@ -65,17 +65,27 @@ _KNOWN: Final = """
 SELECT role, tenant_id, writes FROM audit_roles
 WHERE to_regrole(quote_ident(role)) IS NOT NULL ORDER BY role
 """
-#: What would let a role see more than the one tenant.
+#: A bound role that would see more than its one tenant.
 _GOES_PAST: Final = """
-SELECT p.rolsuper OR p.rolbypassrls OR pg_has_role(p.oid, c.relowner, 'MEMBER') OR EXISTS (
-  SELECT FROM audit_roles r
-  WHERE r.role <> p.rolname AND r.tenant_id IS DISTINCT FROM %s
-    AND pg_has_role(p.oid, to_regrole(quote_ident(r.role)), 'MEMBER'))
-FROM pg_roles p, pg_class c WHERE p.rolname = %s AND c.oid = 'audit_rows'::regclass
+SELECT b.role FROM audit_roles b JOIN pg_roles p ON p.rolname = b.role, pg_class c
+WHERE b.tenant_id IS NOT NULL AND c.oid = 'audit_rows'::regclass AND (
+  p.rolsuper OR p.rolbypassrls OR pg_has_role(p.oid, c.relowner, 'MEMBER') OR EXISTS (
+    SELECT FROM audit_roles r
+    WHERE r.role <> b.role AND r.tenant_id IS DISTINCT FROM b.tenant_id
+      AND pg_has_role(p.oid, to_regrole(quote_ident(r.role)), 'MEMBER')))
+ORDER BY b.role LIMIT 1
 """
 _MAY_ALL: Final = """
 CREATE OR REPLACE FUNCTION audit_may(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS
-$$ SELECT true $$
+$$ SELECT true $$;
+CREATE OR REPLACE FUNCTION audit_may_store(tenant text) RETURNS boolean LANGUAGE sql IMMUTABLE AS
+$$ SELECT true $$;
+CREATE OR REPLACE FUNCTION audit_stored() RETURNS text[] LANGUAGE sql IMMUTABLE AS
+$$ SELECT NULL::text[] $$;
+CREATE OR REPLACE FUNCTION audit_says(
+  bytes bytea, tenant text, request text, kind text, skill_id text, outcome text,
+  caller_persona text, trace_id text, task_id text
+) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
 """
 
 Connection = psycopg.Connection[Any]
@@ -97,10 +107,13 @@ class Roles:
         """Give a role its rights; what was done.
 
         Raises:
-            MemoryUnsuitableError: it cannot be bound to a tenant.
+            MemoryUnsuitableError: it cannot be bound to a tenant, or one that is would see more
+                by it. The transaction is to be rolled back then.
         """
-        if tenant is not None:
-            self._insist_on_bounds(role, written(tenant))
+        if tenant is not None and not self._is_secured():
+            raise MemoryUnsuitableError(
+                f"{role} cannot be bound to a tenant while row security is off: add --row-security"
+            )
         known = (role, None if tenant is None else written(tenant), writes)
         self._connection.execute(_LET_IN, known)
         self._apply()
@@ -112,14 +125,14 @@ class Roles:
         if self._is_secured():
             return []
         self._connection.execute(ddl("row_security").encode())
-        self._connection.execute("REVOKE EXECUTE ON FUNCTION audit_may FROM PUBLIC")
+        self._connection.execute("REVOKE EXECUTE ON FUNCTION audit_is, audit_said FROM PUBLIC")
         [(owner,)] = self._connection.execute(_OWNER).fetchall()
         for table in OF_TENANTS:
             self._do("ALTER TABLE {0}.{1} ENABLE ROW LEVEL SECURITY", table)
             self._do("ALTER TABLE {0}.{1} FORCE ROW LEVEL SECURITY", table)
             self._do(
                 "CREATE POLICY audit_owner ON {0}.{1} TO {2}"
-                " USING (audit_may(tenant_id)) WITH CHECK (audit_may(tenant_id))",
+                " USING (audit_may(tenant_id)) WITH CHECK (audit_may_store(tenant_id))",
                 table, sql.Identifier(owner),
             )  # fmt: skip
         self._apply()
@@ -154,6 +167,7 @@ class Roles:
             for right in (*_NOTHING, *(rights if tenant is None or secured else ())):
                 self._do(right, role)
         if secured:
+            self._insist_on_bounds()
             for table in OF_TENANTS:
                 self._make_policies(table, known)
 
@@ -173,15 +187,12 @@ class Roles:
         for (name,) in self._connection.execute(names, (table, but)).fetchall():
             self._do("DROP POLICY {2} ON {0}.{1}", table, sql.Identifier(name))
 
-    def _insist_on_bounds(self, role: str, tenant: str) -> None:
-        if not self._is_secured():
+    def _insist_on_bounds(self) -> None:
+        """Of all roles each time: one that is let in may let another see more."""
+        found = self._connection.execute(_GOES_PAST).fetchone()
+        if found is not None:
             raise MemoryUnsuitableError(
-                f"{role} cannot be bound to a tenant while row security is off: add --row-security"
-            )
-        found = self._connection.execute(_GOES_PAST, (tenant, role)).fetchone()
-        if found is not None and found[0]:
-            raise MemoryUnsuitableError(
-                f"{role} cannot be bound to a tenant: it is a superuser, has BYPASSRLS, or is a"
+                f"{found[0]} cannot be bound to a tenant: it is a superuser, has BYPASSRLS, or is a"
                 " member of a role that sees more; take a role that is none of it"
             )
 

@@ -1,4 +1,5 @@
-"""The tables of a SQL memory as its queries name them, and how a row becomes a line of them.
+"""The tables of a SQL memory as its queries name them, and how a row becomes a line
+of them and a line a row.
 
 ``postgres.sql`` and ``sqlite.sql`` say what they are; both have the same names.
 """
@@ -7,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Table, Text
 
+from audit.errors import RowError
 from audit.row import AuditRow
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -111,6 +114,37 @@ def columns_of(row: AuditRow) -> tuple[int | str | None, ...]:
         row.meta.get("task_id"),
     )
     return _moment(row.ts), *(written(t) if isinstance(t, str) else None for t in texts)
+
+
+def sound(lines: Iterable[Any]) -> Iterator[AuditRow]:
+    """The rows in lines. One that is none, or another tenant's, keeps none of the others away.
+
+    Raises:
+        RowError: at the end, where there was such a line: what has one must not look whole.
+    """
+    first: RowError | None = None
+    for line in lines:
+        try:
+            row = _row(line)
+        except RowError as error:
+            first = first or error
+        else:
+            yield row
+    if first is not None:
+        raise first
+
+
+def _row(found: Any) -> AuditRow:
+    position = f"{found.turn}-{found.minor}"
+    row = AuditRow.from_bytes(stored_in(found), position)
+    whose = row.payload.get("tenant_id")
+    if not isinstance(whose, str) or written(whose) != found.tenant_id:
+        raise RowError(f"stored bytes at {position} are no row of the tenant they are kept for")
+    return row
+
+
+def stored_in(found: Any) -> bytes:
+    return b"" if found.stored is None else bytes(found.stored)
 
 
 def microseconds(moment: datetime) -> int:
