@@ -289,10 +289,10 @@ class RedisMemory(AuditMemory):
         if not self._lines.one_node:
             self._name(line, row.tenant_id, deadline)
         try:
-            reply = self._call(line, row, script, command, deadline, asked is not None)
+            reply = self._call(line, row, script, command, deadline, doubt, asked is not None)
         except ResponseError:
             line.connection.disconnect()
-            raise  # the server said no, so it did not store the row
+            raise  # where the script said so, the row was not stored: the doubt is as it was
         except BaseException:
             # A signal may have struck between request and reply: the next user of this
             # connection would read a reply that is not its own.
@@ -309,6 +309,7 @@ class RedisMemory(AuditMemory):
         script: Script,
         command: Command,
         deadline: float,
+        doubt: Doubt,
         asking: bool = False,
     ) -> Any:
         def left() -> float:
@@ -326,6 +327,10 @@ class RedisMemory(AuditMemory):
         if isinstance(reply, NoScriptError):
             call = [("EVAL", script.text, *command)]
             (reply,) = exchange(line, call, left, asking, self._replicas)
+        # Beside a row that was stored, an error can only be of the naming.
+        doubt.maybe_stored |= any(isinstance(answer, ResponseError) for answer in named) and (
+            not isinstance(reply, ResponseError)
+        )
         for asked, answer in zip((*commands[:-1], command), (*named, reply), strict=True):
             if isinstance(answer, ResponseError):
                 refuse(self._prefix, asked, answer)
@@ -333,7 +338,10 @@ class RedisMemory(AuditMemory):
             line.named[tenant_id] = now
         if self._replicas and reply[0] in HERE_BEFORE:
             # Nothing was written now, so there was nothing to wait for.
-            exchange(line, [written_again(command)], left, asking, self._replicas)
+            (again,) = exchange(line, [written_again(command)], left, asking, self._replicas)
+            if isinstance(again, ResponseError):
+                doubt.maybe_stored = True
+                raise again
         return reply
 
     def _name(self, line: Line, tenant_id: str, deadline: float) -> None:
