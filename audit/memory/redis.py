@@ -2,9 +2,9 @@
 
 The keys stand in ``redis_keys.py``. An emit is one script call and one round trip. Whenever a
 connection has not named a row's tenant within the last second, the emit carries the name along in
-the same round trip, before the row; in a cluster the list of tenants is on a node of its own, which
-has answered before the row is sent. So no row is ever unreachable, and a name that somebody took
-out of the list of tenants comes back with the next row that is emitted a second later.
+the same round trip, before the row; in a cluster the list of tenants is on a node of its own, see
+``redis_names.py``. So no row is ever unreachable, and a name that somebody took out of the list of
+tenants comes back with the next row that is emitted a second later.
 
 Every new connection first asks the server what it is, so a server that was replaced or
 reconfigured behind the same address is judged again before it gets a row (``connection.py``). Which
@@ -45,6 +45,7 @@ from audit.memory.redis_keys import (
     written_again,
 )
 from audit.memory.redis_lease import RedisLeases
+from audit.memory.redis_names import NAMED_FOR, Names
 from audit.memory.redis_nodes import nodes_of
 from audit.memory.redis_page import RedisPages
 from audit.memory.redis_rows import RedisRows
@@ -56,8 +57,6 @@ from audit.memory.redis_url import Address, Topology, parse_url
 from audit.memory.result import TaskResult
 from audit.row import AuditRow
 
-#: Seconds until a connection names a tenant again, which is a command more in the round trip.
-NAMED_FOR: Final = 1.0
 _APPEND: Final = Script.of("append.lua")
 #: Appends as a function, so that what the one decides the other follows.
 _MERGED: Final = Script.of("append.lua", "merged.lua")
@@ -109,6 +108,7 @@ class RedisMemory(AuditMemory):
             clock=clock,
             pause=pause,
         )
+        self._names = Names(self._talk, self._prefix, self._replicas, clock)
         self._leases = RedisLeases(self._talk.read, self._prefix)
         self._seal = RedisSeal(self._ask_judged, self._write_judged, self._prefix)
         traces = RedisTraces(self._talk.write, self._prefix)
@@ -287,7 +287,11 @@ class RedisMemory(AuditMemory):
     ) -> Stored:
         line = self._lines.take(deadline, command[1], asked)
         if not self._lines.one_node:
-            self._name(line, row.tenant_id, deadline)
+            try:
+                self._names.see_to(line, row.tenant_id, deadline)
+            except BaseException:
+                self._lines.give_back(line)
+                raise
         try:
             reply = self._call(line, row, script, command, deadline, doubt, asked is not None)
         except ResponseError:
@@ -343,19 +347,6 @@ class RedisMemory(AuditMemory):
                 doubt.maybe_stored = True
                 raise again
         return reply
-
-    def _name(self, line: Line, tenant_id: str, deadline: float) -> None:
-        """The list of tenants is on a node of its own: it has the name before there is a row."""
-        now = self._clock()
-        if now - line.named.get(tenant_id, -math.inf) < NAMED_FOR:
-            return
-        command, replicas = naming(self._prefix, tenant_id, self._replicas), self._replicas
-        try:
-            self._talk.ask([command], deadline, Doubt(), twice=True, replicas=replicas)
-        except BaseException:
-            self._lines.give_back(line)
-            raise
-        line.named[tenant_id] = now
 
     # --- reading ------------------------------------------------------------------------------
 
