@@ -111,7 +111,7 @@ class RedisMemory(AuditMemory):
         self._names = Names(self._talk, self._prefix, self._replicas, clock)
         self._leases = RedisLeases(self._talk.read, self._prefix)
         self._seal = RedisSeal(self._ask_judged, self._write_judged, self._prefix)
-        traces = RedisTraces(self._talk.write, self._prefix)
+        traces = RedisTraces(self._talk.read, self._prefix)
         self._pages = RedisPages(self._talk.write, self._tenants, traces, self._prefix)
         self._rows = RedisRows(
             self._talk.read, self._talk.write, self._tenants, traces, self._prefix, pause

@@ -233,6 +233,16 @@ def test_the_server_says_what_the_lists_cover(
     assert found == f"86400 {since}".encode()
 
 
+def test_a_connection_that_was_lost_costs_no_trace(
+    memory: RedisMemory, client: redis.Redis
+) -> None:
+    """It is read over another one, as everything is that may be asked twice."""
+    memory.emit(started(make_identity()))
+    assert len(list(memory.rows(TENANT, trace_id=TRACE_ID))) == 1
+    client.client_kill_filter(_type="normal", skipme=True)
+    assert len(list(memory.rows(TENANT, trace_id=TRACE_ID))) == 1
+
+
 def test_a_list_that_is_full_is_not_relied_on(memory: RedisMemory, client: redis.Redis) -> None:
     """It grows no further, and whoever asks reads the rows."""
     client.rpush(LIST, *["none"] * LONGEST)

@@ -9,11 +9,11 @@ import pytest
 
 from audit.errors import MemoryUnavailableError
 from audit.memory import open_memory
-from audit.memory.base import Stored
+from audit.memory.base import RowFilter, Stored
 from audit.memory.redis_keys import Keys
 from tests.cluster import Cluster, ask, client
 from tests.pages import tenant
-from tests.support import make_identity, started, wait_until
+from tests.support import TRACE_ID, make_identity, started, wait_until
 
 TENANTS = [tenant(number) for number in range(12)]
 LISTED = Keys("audit", "").tenants
@@ -63,4 +63,17 @@ def test_listed_tenants_of_other_nodes_go_on_without_the_list(cluster: Cluster) 
     with pytest.raises(MemoryUnavailableError):
         memory.emit(started(make_identity(tenant_id=new)))
     assert all(not client(node).keys(Keys("audit", new).rows) for node in others)
+    memory.close()
+
+
+def test_a_trace_of_a_listed_tenant_needs_its_own_node_alone(cluster: Cluster) -> None:
+    """What its list covers is held against the clock of the node that keeps it."""
+    at = cluster.master_of(LISTED)
+    known = next(t for t in TENANTS if cluster.master_of(Keys("audit", t).rows) != at)
+    memory = open_memory(cluster.url(), timeout=TIMEOUT)
+    memory.emit(row := started(make_identity(tenant_id=known)))
+    cluster.masters[at].kill()
+    wanted = RowFilter(tenant_id=known, trace_id=TRACE_ID)
+    assert memory.page(wanted).rows == tuple(memory.select(wanted))
+    assert [found.to_bytes() for found in memory.select(wanted)] == [row.to_bytes()]
     memory.close()
