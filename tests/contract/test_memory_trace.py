@@ -233,6 +233,19 @@ def test_the_server_says_what_the_lists_cover(
     assert found == f"86400 {since}".encode()
 
 
+def test_rows_of_before_the_lists_are_read_though_they_are_of_one_invocation(
+    memory: RedisMemory, without: RedisMemory, client: redis.Redis
+) -> None:
+    """An ending from outside, of another trace, begins the lists behind the start that has none."""
+    identity = make_identity(trace_id=OTHER_TRACE)
+    without.emit(started(identity))
+    memory.emit(
+        completed(make_identity(request_id=identity.request_id), make_ending(Reason.WORKER_LOST))
+    )
+    assert client.get(TRACED) == f"2592000 {memory.last_position(TENANT)}".encode()
+    assert len(list(memory.rows(trace_id=OTHER_TRACE))) == 1
+
+
 def test_a_connection_that_was_lost_costs_no_trace(
     memory: RedisMemory, client: redis.Redis
 ) -> None:
