@@ -279,7 +279,7 @@ def test_trimmed_rows_are_gone_from_the_trace_too(memory: RedisMemory) -> None:
     assert (page.rows, page.trimmed) == (tuple(reversed(kept)), True)
 
 
-@pytest.mark.parametrize("days", ["", "-1", "1.5", "geheim", "36501", "\u0663"])
+@pytest.mark.parametrize("days", ["", "-1", "1.5", "geheim", "36501", "\u0663", f"{0:09}{9:09}"])
 def test_days_that_are_none_are_refused(days: str) -> None:
     """The text says what they are and repeats nothing."""
     with pytest.raises(MemoryUrlError, match="trace_days must be a whole number") as caught:
