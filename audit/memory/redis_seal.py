@@ -60,7 +60,7 @@ class RedisSeal:
         return [entry_of(position.decode(), fields) for position, fields in page]
 
     def last_position(self, tenant_id: str) -> str | None:
-        last = self._ask("EVAL", _LAST, "1", self._keys(tenant_id).rows)
+        last = self._ask("EVAL_RO", _LAST, "1", self._keys(tenant_id).rows)
         return None if last is None else str(last.decode())
 
     def sealed(self, tenant_id: str) -> bytes | None:
