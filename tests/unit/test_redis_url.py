@@ -89,6 +89,7 @@ def test_one_server_is_as_it_was() -> None:
         durability="always",
         prefix="x",
         replicas=2,
+        trace_seconds=30 * 86_400,
         topology=Topology.SINGLE,
     )
 
