@@ -61,12 +61,13 @@ end
 
 -- The lists cover SECONDS and START: every row stored at START or later is in the list of its trace,
 -- for so many seconds at least. Where this one is kept for longer than those before, it is the START.
+-- All rows there are stand in lists where the tenant had nothing until now: no state, and one by now.
 local function cover(covers, position)
   local seconds = ARGV[5]
   if seconds == '' or seconds == '0' then return end
   if covers and string.sub(covers, 1, #seconds + 1) == seconds .. ' ' then return end
   local lasting, start = string.match(covers or '', '^(%d+) (%d+%-%d+)$')
-  if not covers and redis.call('HLEN', requests) == 1 then start = '0-0' end
+  if not covers and not state and redis.call('HLEN', requests) == 1 then start = '0-0' end
   if not start or (lasting and tonumber(lasting) < tonumber(seconds)) then start = position end
   redis.call('SET', KEYS[6], seconds .. ' ' .. start)
 end

@@ -2,9 +2,9 @@
 
 The keys stand in ``redis_keys.py``. An emit is one script call and one round trip. Whenever a
 connection has not named a row's tenant within the last second, the emit carries the name along in
-the same round trip, before the row; in a cluster the list of tenants is on a node of its own, which
-has answered before the row is sent. So no row is ever unreachable, and a name that somebody took
-out of the list of tenants comes back with the next row that is emitted a second later.
+the same round trip, before the row; in a cluster the list of tenants is on a node of its own, see
+``redis_names.py``. So no row is ever unreachable, and a name that somebody took out of the list of
+tenants comes back with the next row that is emitted a second later.
 
 Every new connection first asks the server what it is, so a server that was replaced or
 reconfigured behind the same address is judged again before it gets a row (``connection.py``). Which
@@ -45,6 +45,7 @@ from audit.memory.redis_keys import (
     written_again,
 )
 from audit.memory.redis_lease import RedisLeases
+from audit.memory.redis_names import NAMED_FOR, Names
 from audit.memory.redis_nodes import nodes_of
 from audit.memory.redis_page import RedisPages
 from audit.memory.redis_rows import RedisRows
@@ -56,8 +57,6 @@ from audit.memory.redis_url import Address, Topology, parse_url
 from audit.memory.result import TaskResult
 from audit.row import AuditRow
 
-#: Seconds until a connection names a tenant again, which is a command more in the round trip.
-NAMED_FOR: Final = 1.0
 _APPEND: Final = Script.of("append.lua")
 #: Appends as a function, so that what the one decides the other follows.
 _MERGED: Final = Script.of("append.lua", "merged.lua")
@@ -109,9 +108,10 @@ class RedisMemory(AuditMemory):
             clock=clock,
             pause=pause,
         )
+        self._names = Names(self._talk, self._prefix, self._replicas, clock)
         self._leases = RedisLeases(self._talk.read, self._prefix)
         self._seal = RedisSeal(self._ask_judged, self._write_judged, self._prefix)
-        traces = RedisTraces(self._talk.write, self._prefix)
+        traces = RedisTraces(self._talk.read, self._prefix)
         self._pages = RedisPages(self._talk.write, self._tenants, traces, self._prefix)
         self._rows = RedisRows(
             self._talk.read, self._talk.write, self._tenants, traces, self._prefix, pause
@@ -287,12 +287,16 @@ class RedisMemory(AuditMemory):
     ) -> Stored:
         line = self._lines.take(deadline, command[1], asked)
         if not self._lines.one_node:
-            self._name(line, row.tenant_id, deadline)
+            try:
+                self._names.see_to(line, row.tenant_id, deadline)
+            except BaseException:
+                self._lines.give_back(line)
+                raise
         try:
-            reply = self._call(line, row, script, command, deadline, asked is not None)
+            reply = self._call(line, row, script, command, deadline, doubt, asked is not None)
         except ResponseError:
             line.connection.disconnect()
-            raise  # the server said no, so it did not store the row
+            raise  # where the script said so, the row was not stored: the doubt is as it was
         except BaseException:
             # A signal may have struck between request and reply: the next user of this
             # connection would read a reply that is not its own.
@@ -309,6 +313,7 @@ class RedisMemory(AuditMemory):
         script: Script,
         command: Command,
         deadline: float,
+        doubt: Doubt,
         asking: bool = False,
     ) -> Any:
         def left() -> float:
@@ -326,6 +331,10 @@ class RedisMemory(AuditMemory):
         if isinstance(reply, NoScriptError):
             call = [("EVAL", script.text, *command)]
             (reply,) = exchange(line, call, left, asking, self._replicas)
+        # Beside a row that was stored, an error can only be of the naming.
+        doubt.maybe_stored |= any(isinstance(answer, ResponseError) for answer in named) and (
+            not isinstance(reply, ResponseError)
+        )
         for asked, answer in zip((*commands[:-1], command), (*named, reply), strict=True):
             if isinstance(answer, ResponseError):
                 refuse(self._prefix, asked, answer)
@@ -333,21 +342,11 @@ class RedisMemory(AuditMemory):
             line.named[tenant_id] = now
         if self._replicas and reply[0] in HERE_BEFORE:
             # Nothing was written now, so there was nothing to wait for.
-            exchange(line, [written_again(command)], left, asking, self._replicas)
+            (again,) = exchange(line, [written_again(command)], left, asking, self._replicas)
+            if isinstance(again, ResponseError):
+                doubt.maybe_stored = True
+                raise again
         return reply
-
-    def _name(self, line: Line, tenant_id: str, deadline: float) -> None:
-        """The list of tenants is on a node of its own: it has the name before there is a row."""
-        now = self._clock()
-        if now - line.named.get(tenant_id, -math.inf) < NAMED_FOR:
-            return
-        command, replicas = naming(self._prefix, tenant_id, self._replicas), self._replicas
-        try:
-            self._talk.ask([command], deadline, Doubt(), twice=True, replicas=replicas)
-        except BaseException:
-            self._lines.give_back(line)
-            raise
-        line.named[tenant_id] = now
 
     # --- reading ------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from redis.exceptions import ConnectionError as LostConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from audit.errors import AuditMemoryError, MemoryUnavailableError
@@ -29,6 +30,8 @@ _SCRIPTS: Final = frozenset({"EVAL", "EVAL_RO", "EVALSHA"})
 #: Seconds that are kept for the reply of WAIT: a server that is idle looks every 0.1 seconds
 #: whether the time of anybody who waits is over.
 _WAY_BACK: Final = 0.2
+#: What a server answers to WAIT once it is a master no longer.
+_DEMOTED: Final = ("UNBLOCKED", "WAIT cannot be used with replica")
 
 
 @dataclass(slots=True)
@@ -240,11 +243,18 @@ def wait_for(replicas: int, left: float) -> Command:
 def insist_on(replicas: int, acknowledged: Any) -> None:
     """Hold the reply of WAIT against what the URL asks for.
 
+    Never raises a server's error as it came: WAIT's says nothing of what was written before it.
+
     Raises:
-        MemoryUnavailableError: it is fewer; what was written stands on the master.
+        MemoryUnavailableError: it is fewer, or nobody may wait; what was written stands on the
+            master.
+        redis.ConnectionError: the master became a replica meanwhile.
     """
     if isinstance(acknowledged, Exception):
-        raise acknowledged
+        text = f"the server did not wait for replicas: {acknowledged}"
+        if any(word in text for word in _DEMOTED):
+            raise LostConnectionError(text) from acknowledged
+        raise MemoryUnavailableError(text, maybe_stored=True) from acknowledged
     if acknowledged < replicas:
         raise MemoryUnavailableError(
             f"only {acknowledged} of the {replicas} replicas that the memory URL asks for have"

@@ -30,6 +30,8 @@ from audit.memory.redis_keys import Keys, is_listed
 LONGEST: Final = 5_000
 #: How far a server's clock may be set back without a list being taken for a longer one.
 SET_BACK_MS: Final = 3_600_000
+#: The clock of the node that has the key; TIME by itself has none, and goes to some other node.
+_TIME: Final = "return redis.call('TIME')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class RedisTraces:
     """The lists of a memory.
 
     Args:
-        ask: sends commands to a judged server in one go and gives their raw replies.
+        ask: sends commands that may be sent twice, in one go, and gives their raw replies.
         prefix: of the keys.
     """
 
@@ -66,15 +68,20 @@ class RedisTraces:
             return {}
         every = [Keys(self._prefix, tenant) for tenant in tenants]
         asked = [command for keys in every for command in _commands(keys, trace_id)]
-        *replies, (seconds, _) = self._ask([*asked, ("TIME",)])
+        replies = self._ask(asked) if asked else ()
         found = {
-            keys.tenant_id: self._traced(keys, int(seconds), *replies[3 * at : 3 * at + 3])
+            keys.tenant_id: self._traced(keys, *replies[4 * at : 4 * at + 4])
             for at, keys in enumerate(every)
         }
         return {tenant: traced for tenant, traced in found.items() if traced is not None}
 
     def _traced(
-        self, keys: Keys, now: int, request_ids: list[bytes], covers: bytes | None, oldest: Any
+        self,
+        keys: Keys,
+        request_ids: list[bytes],
+        covers: bytes | None,
+        oldest: Any,
+        time: Sequence[bytes],
     ) -> Traced | None:
         if not oldest:
             return Traced((), "0-0", older=False)
@@ -82,7 +89,7 @@ class RedisTraces:
             return None
         lasting, _, begun = covers.partition(b" ")
         seconds = number_in(keys.prefix, keys.tenant_id, lasting)
-        expired = f"{max(0, (now - seconds) * 1000 + SET_BACK_MS)}-0"
+        expired = f"{max(0, (int(time[0]) - seconds) * 1000 + SET_BACK_MS)}-0"
         start = max(position_in(keys, begun), expired, key=order_of)
         older = order_of(oldest[0][0].decode()) < order_of(start)
         return Traced(request_ids, start, older)
@@ -95,4 +102,5 @@ def _commands(keys: Keys, trace_id: str) -> tuple[Command, ...]:
         ("LRANGE", keys.trace(trace_id), "0", str(LONGEST)),
         ("GET", keys.traced),
         ("XRANGE", keys.rows, "-", "+", "COUNT", "1"),
+        ("EVAL_RO", _TIME, "1", keys.rows),
     )

@@ -199,7 +199,8 @@ def _pop_ours(query: dict[str, str]) -> tuple[str, str, int, int]:
     if not (replicas.isascii() and replicas.isdecimal() and len(replicas) < 4):
         raise MemoryUrlError("memory URL: replicas is a number, how many must have a row")
     days = query.pop("trace_days", str(TRACE_DAYS))
-    if not (days.isascii() and days.isdecimal() and int(days[:9]) <= MOST_TRACE_DAYS):
+    fits = days.isascii() and days.isdecimal() and len(days) <= len(str(MOST_TRACE_DAYS))
+    if not (fits and int(days) <= MOST_TRACE_DAYS):
         raise MemoryUrlError(
             f"memory URL: trace_days must be a whole number from 0 to {MOST_TRACE_DAYS}"
         )

@@ -233,6 +233,29 @@ def test_the_server_says_what_the_lists_cover(
     assert found == f"86400 {since}".encode()
 
 
+def test_rows_of_before_the_lists_are_read_though_they_are_of_one_invocation(
+    memory: RedisMemory, without: RedisMemory, client: redis.Redis
+) -> None:
+    """An ending from outside, of another trace, begins the lists behind the start that has none."""
+    identity = make_identity(trace_id=OTHER_TRACE)
+    without.emit(started(identity))
+    memory.emit(
+        completed(make_identity(request_id=identity.request_id), make_ending(Reason.WORKER_LOST))
+    )
+    assert client.get(TRACED) == f"2592000 {memory.last_position(TENANT)}".encode()
+    assert len(list(memory.rows(trace_id=OTHER_TRACE))) == 1
+
+
+def test_a_connection_that_was_lost_costs_no_trace(
+    memory: RedisMemory, client: redis.Redis
+) -> None:
+    """It is read over another one, as everything is that may be asked twice."""
+    memory.emit(started(make_identity()))
+    assert len(list(memory.rows(TENANT, trace_id=TRACE_ID))) == 1
+    client.client_kill_filter(_type="normal", skipme=True)
+    assert len(list(memory.rows(TENANT, trace_id=TRACE_ID))) == 1
+
+
 def test_a_list_that_is_full_is_not_relied_on(memory: RedisMemory, client: redis.Redis) -> None:
     """It grows no further, and whoever asks reads the rows."""
     client.rpush(LIST, *["none"] * LONGEST)
@@ -256,7 +279,7 @@ def test_trimmed_rows_are_gone_from_the_trace_too(memory: RedisMemory) -> None:
     assert (page.rows, page.trimmed) == (tuple(reversed(kept)), True)
 
 
-@pytest.mark.parametrize("days", ["", "-1", "1.5", "geheim", "36501", "\u0663"])
+@pytest.mark.parametrize("days", ["", "-1", "1.5", "geheim", "36501", "\u0663", f"{0:09}{9:09}"])
 def test_days_that_are_none_are_refused(days: str) -> None:
     """The text says what they are and repeats nothing."""
     with pytest.raises(MemoryUrlError, match="trace_days must be a whole number") as caught:

@@ -91,7 +91,7 @@ def test_a_row_that_no_replica_has_is_not_acknowledged(
 ) -> None:
     """While the replica stands still emit raises, and so does the repeat over another connection;
     once it goes on, the repeat is no second row, and the row outlives its master."""
-    monkeypatch.setattr("audit.memory.redis.NAMED_FOR", 600)
+    monkeypatch.setattr("audit.memory.redis_names.NAMED_FOR", 600)
     memory = RedisMemory(pair.url(replicas=1), timeout=1)
     memory.emit(started(make_identity()))
     line = memory._lines.take(time.monotonic() + 10, Keys("audit", TENANT).rows)

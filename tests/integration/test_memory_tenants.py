@@ -10,7 +10,8 @@ import redis
 
 from audit.embedded import EmbeddedServer
 from audit.memory.connection import Command, Line
-from audit.memory.redis import NAMED_FOR, RedisMemory
+from audit.memory.redis import RedisMemory
+from audit.memory.redis_names import NAMED_FOR
 from tests.support import TENANT, completed, make_identity, refused, started
 
 LIST = "audit:tenants"

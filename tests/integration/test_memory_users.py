@@ -121,7 +121,7 @@ def read_all(memory: AuditMemory) -> None:
     assert memory.last_position(TENANT)
     assert not memory.leases(["w1"])
     assert not memory.is_led("keeper")
-    for look in (memory.sealed, memory.sealed_position, memory.trimmed):
+    for look in (memory.sealed, memory.sealed_position, memory.trimmed, memory.last_position):
         look(TENANT)
 
 

@@ -64,6 +64,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("audit.memory.redis_form",),
     ("audit.memory.redis_talk",),
     (
+        "audit.memory.redis_names",
         "audit.memory.redis_seal",
         "audit.memory.redis_lease",
         "audit.memory.redis_trace",
