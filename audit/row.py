@@ -284,7 +284,8 @@ class AuditRow:
 
 def timestamp(moment: datetime) -> str:
     """``moment`` (aware) as the envelope writes it."""
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    there = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return there.isoformat(timespec="microseconds")[:-6] + "Z"  # +00:00
 
 
 def skill_invoked_started(identity: Identity, args_hash: str, *, ts: str) -> AuditRow:

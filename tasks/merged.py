@@ -130,9 +130,7 @@ class Merging:
         self: Any, task_id: Any, result: Any, state: str, traceback: Any, request: Any
     ) -> TaskResult:
         """What Celery's own backend would write, and where."""
-        meta = self._get_result_meta(
-            result=result, state=state, traceback=traceback, request=request
-        )
+        meta = self._meta(result, state, traceback, request)
         meta["task_id"] = task_id
         expires = self.failure_expires if state == states.FAILURE else self.expires
         return TaskResult(
@@ -140,6 +138,31 @@ class Merging:
             value=self.encode(meta),
             seconds=expires or None,
         )
+
+    def _meta(self: Any, result: Any, state: str, traceback: Any, request: Any) -> dict[str, Any]:
+        """The fields of a result, as ``_get_result_meta`` has them.
+
+        That looks its one setting up in every source of settings for each result; a test compares.
+        """
+        if self._extended:
+            found: dict[str, Any] = self._get_result_meta(result, state, traceback, request)
+            return found
+        meta = {
+            "status": state,
+            "result": result,
+            "traceback": traceback,
+            "children": self.current_task_children(request),
+            "date_done": self.app.now().isoformat(),
+        }
+        if getattr(request, "group", None):
+            meta["group_id"] = request.group
+        if getattr(request, "parent_id", None):
+            meta["parent_id"] = request.parent_id
+        return meta
+
+    @cached_property
+    def _extended(self: Any) -> bool:
+        return bool(self.app.conf.find_value_for_key("extended", "result"))
 
 
 class MergedBackend(Merging, RedisBackend):

@@ -79,13 +79,16 @@ class Line:
         Raises:
             redis.RedisError: the connection failed, or the time is over.
         """
-        connection = self.connection
-        # Not pack_commands, which puts each part on its own for large values' sake: all are small.
-        packed = [part for command in commands for part in connection.pack_command(*command)]
-        request = b"".join(packed)
+        connection, lean = self.connection, self.lean
         connection._get_parser().left = left
-        if self.lean is not None and self.lean.fits(request, left()):
-            return self.lean.exchange(request, len(commands), lambda: self._read(left()))
+        if lean is not None:
+            request = lean.pack(commands)
+            if lean.fits(request, left()):
+                return lean.exchange(request, len(commands), lambda: self._read(left()))
+        else:
+            # Not pack_commands, which puts each part on its own for large values' sake.
+            packed = [part for command in commands for part in connection.pack_command(*command)]
+            request = b"".join(packed)
         connection.send_packed_command([request], check_health=False)
         return [self._read(left()) for _ in commands]
 

@@ -10,10 +10,14 @@ that does not come at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import redis
+from hiredis import pack_command
 from redis._parsers.hiredis import NOT_ENOUGH_DATA, _HiredisParser
 
 #: Bytes of a request up to which it goes this way.
@@ -35,6 +39,9 @@ class Lean:
         parser = connection._get_parser()
         self._reader = parser._reader
         self._socket = connection._sock
+        # Written to without asking first whether that is possible: for a small request it is, and
+        # what is left of one goes the usual way. A class of its own decides by itself.
+        self._place = self._socket.fileno() if type(self._socket) is socket.socket else None
         self._least = seconds * (1 - SLACK)
         # All three, or redis-py would go back to what was left when the connection was made.
         self._socket.settimeout(seconds)
@@ -58,7 +65,7 @@ class Lean:
             redis.ConnectionError, redis.TimeoutError: as redis-py does.
         """
         try:
-            self._socket.sendall(request)
+            self._send(request)
             found = self._socket.recv(READ)
         except TimeoutError:
             raise redis.TimeoutError("no reply within the deadline") from None
@@ -68,6 +75,19 @@ class Lean:
             raise redis.ConnectionError("the server closed the connection")
         self._reader.feed(found)
         return [self._next(rest) for _ in range(replies)]
+
+    @staticmethod
+    def pack(commands: Sequence[tuple[Any, ...]]) -> bytes:
+        """Commands of texts and bytes as they go over the wire."""
+        return b"".join(map(pack_command, commands))
+
+    def _send(self, request: bytes) -> None:
+        sent = 0
+        if self._place is not None:
+            with suppress(BlockingIOError):
+                sent = os.write(self._place, request)
+        if sent < len(request):
+            self._socket.sendall(request[sent:])
 
     def _next(self, rest: Callable[[], Any]) -> Any:
         reply = self._reader.gets()

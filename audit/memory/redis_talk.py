@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -49,6 +49,27 @@ class _Asked:
     open: list[int]
     replies: dict[int, Any] = field(default_factory=dict)
     places: dict[int, Address | None] = field(default_factory=dict)
+
+
+class _Ours(AbstractContextManager[None]):
+    """No generator, which would cost an emit more than the rest of its bookkeeping."""
+
+    __slots__ = ("_doubt", "_shown")
+
+    def __init__(self, shown: str, doubt: Doubt | None) -> None:
+        self._shown = shown
+        self._doubt = doubt
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            return
+        doubt = self._doubt is not None and self._doubt.maybe_stored
+        if isinstance(error, AuditMemoryError):
+            error.maybe_stored |= doubt
+        elif isinstance(error, RedisError | OSError):
+            raise MemoryUnavailableError(
+                f"memory {self._shown} did not answer as it should: {error}", maybe_stored=doubt
+            ) from error
 
 
 class Talk:
@@ -129,19 +150,9 @@ class Talk:
         if pause:
             self._pause(pause)
 
-    @contextmanager
-    def errors_of_ours(self, doubt: Doubt | None = None) -> Iterator[None]:
+    def errors_of_ours(self, doubt: Doubt | None = None) -> AbstractContextManager[None]:
         """Errors of redis-py and of the system as errors of the memory."""
-        try:
-            yield
-        except AuditMemoryError as error:
-            error.maybe_stored |= doubt is not None and doubt.maybe_stored
-            raise
-        except (RedisError, OSError) as error:
-            raise MemoryUnavailableError(
-                f"memory {self._shown} did not answer as it should: {error}",
-                maybe_stored=doubt is not None and doubt.maybe_stored,
-            ) from error
+        return _Ours(self._shown, doubt)
 
     # --- inside -------------------------------------------------------------------------------
 

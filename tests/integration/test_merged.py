@@ -99,6 +99,7 @@ def test_a_reader_of_celerys_own_reads_the_result(merged: Stack, store: redis.Re
     stored = meta(store, result.id)
     plain.backend.store_result("own", {"deep": 1}, "SUCCESS", request=None)
     assert stored.keys() == meta(store, "own").keys()
+    assert merged.app.backend._meta(1, "SUCCESS", None, None).keys() == stored.keys() - {"task_id"}
     assert (stored["status"], stored["task_id"]) == ("SUCCESS", result.id)
     assert 0 < store.ttl(f"celery-task-meta-{result.id}") <= 24 * 3600
     assert abs(store.ttl(f"celery-task-meta-{result.id}") - store.ttl("celery-task-meta-own")) < 60
