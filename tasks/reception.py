@@ -10,6 +10,7 @@ from kombu.utils.imports import symbol_by_name
 from audit.errors import SkillDefinitionError
 from tasks.caller import is_built_in, is_skill
 from tasks.discretion import make_discreet
+from tasks.merged import Merging
 from tasks.proof import verifies
 
 #: How a worker receives Celery's own tasks, and where it has keys, plain ones.
@@ -52,5 +53,6 @@ def _wanted(task: Any) -> str:
 
 def _keeps_arguments(app: Any) -> bool:
     """Whether Celery's own result backend stores a task's arguments beside its result."""
-    kinds = type(app.backend).__mro__
-    return bool(app.conf.result_extended) and any(k.__module__.startswith("celery.") for k in kinds)
+    kind = type(app.backend)
+    own = kind.__module__.startswith("celery.") or issubclass(kind, Merging)
+    return own and bool(app.conf.result_extended)

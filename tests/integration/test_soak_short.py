@@ -74,16 +74,19 @@ def server_on_this_machine() -> None:
 
 
 def test_a_short_soak_is_flat_and_accounted_for(tmp_path: Path) -> None:
-    """Recycled children, every kind of fault and two outages: each invocation is closed once,
-    connections, handles and threads are as many as before, and the spool has nothing left."""
+    """Recycled children, every kind of fault and two outages: each invocation is closed once, and
+    the spool has nothing left. What a run this short says of handles is chance: children open
+    what they need when they first need it. The long one judges that, and test_soak.py how."""
     folder, figures = tmp_path / "run", tmp_path / "figures.json"
     with soak(folder, *SHORT, "--json", str(figures)) as process:
         printed, _ = process.communicate()
-        assert process.returncode == 0, printed
+        assert process.returncode in (0, 1), printed
         assert left(folder) == []
     told = json.loads(figures.read_text())
     account = told["account"]
     assert account["published"] == 300
+    assert account["findings"] == []
+    assert "left when it should have been quiet           nothing" in printed
     assert account["endings"].keys() > {"returned", "raised", "retried"}
     assert told["recycled"] > 4
     assert sum(told["faults"].values()) == 5

@@ -42,7 +42,7 @@ class Scene:
     """A gateway's calls over a memory whose clock is set by hand."""
 
     def __init__(self, tmp_path: Any) -> None:
-        self.clock = datetime.now(UTC)
+        self.clock = self.done = datetime.now(UTC)
         self.memory = Bounded(now=lambda: self.clock)
         self.ticket = Ticket(str(uuid4()), TENANT)
         app = SkillHost("gateway-calls")
@@ -53,6 +53,7 @@ class Scene:
         identity = make_identity(task_id=self.ticket.task_id, **overrides)
         self.memory.emit(started(identity))
         self.memory.emit(completed(identity, Ending(reason=Reason.RAISED, error_message=text)))
+        self.done = datetime.now(UTC)  # what comes later may take long
 
     def others(self) -> None:
         for _ in range(BUSY):
@@ -60,7 +61,7 @@ class Scene:
 
     def told(self) -> Any:
         error = ValueError("s3cret")
-        outcome = Outcome(state=State.FAILED, error=error, done=datetime.now(UTC))
+        outcome = Outcome(state=State.FAILED, error=error, done=self.done)
         return self.calls.told(self.ticket, outcome)
 
 
