@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-import psutil
 import pytest
 from celery.exceptions import TimeLimitExceeded
 
@@ -28,48 +25,16 @@ from chaos.closing import Closings
 from chaos.faults import Kind, schedule
 from chaos.injector import Blow
 from chaos.journal import Effect
-from chaos.place import DIRECTORY, Place
+from chaos.place import Place
 from chaos.verdict import Account, judge
 from tests.integration.stack import caller, running_stack
 from tests.integration.test_pools import ending
+from tests.runs import left, run
 from tests.support import completed, make_ending, make_identity, missing, started, wait_until
-
-ROOT = Path(__file__).parents[2]
 
 SHORT = ("--invocations", "400", "--faults", "10", "--minutes", "0.2", "--lease", "2")
 
 pytestmark = pytest.mark.timeout(240)
-
-
-@contextmanager
-def chaos(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "chaos", "--keep", str(directory), *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-            for other in left(directory):
-                other.kill()
-
-
-def left(directory: Path) -> list[psutil.Process]:
-    """Live processes under test, and servers, of the run in that directory."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            mine = process.environ().get(DIRECTORY) == str(directory)
-            if mine or str(directory / "memory") in process.cmdline():
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +47,7 @@ def server_on_this_machine() -> None:
 
 def test_a_short_run_is_clean(tmp_path: Path) -> None:
     """Every kind of fault, hundreds of invocations: nothing lost, doubled, unaudited or open."""
-    with chaos(tmp_path, *SHORT, "--seed", "7") as process:
+    with run("chaos", tmp_path, *SHORT, "--seed", "7") as process:
         printed, _ = process.communicate()
         findings = tmp_path / "findings.txt"
         told = findings.read_text() if findings.exists() else ""
@@ -96,7 +61,7 @@ def test_a_short_run_is_clean(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_early_end_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     """However a run ends, so do its workers, its keeper and its servers."""
-    with chaos(tmp_path, "--invocations", "5000", "--faults", "0") as process:
+    with run("chaos", tmp_path, "--invocations", "5000", "--faults", "0") as process:
         wait_until(lambda: (tmp_path / "journal").exists(), timeout=60)
         process.send_signal(number)
         assert process.wait(60) != 0

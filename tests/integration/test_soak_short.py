@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
 import redis
 
@@ -19,50 +15,18 @@ from audit.embedded import EmbeddedServer
 from audit.errors import EmbeddedServerError
 from audit.memory import open_memory
 from chaos import journal, verdict
-from chaos.place import DIRECTORY, Place
+from chaos.place import Place
 from chaos.run import UNAVAILABLE
 from soak.account import Accountant
 from soak.publisher import IDS
+from tests.runs import left, run
 from tests.support import completed, make_identity, missing, started, wait_until
-
-ROOT = Path(__file__).parents[2]
 
 OTHER = "7b8c1d9e-4c56-4f0a-9a53-0d6f2a1e8b47"
 
 SHORT = ("--invocations", "300", "--minutes", "0.06", "--control", "0", "--faults", "3")
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@contextmanager
-def soak(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "soak", "--keep", str(directory), "--seed", "3", *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-            for other in left(directory):
-                other.kill()
-
-
-def left(directory: Path) -> list[psutil.Process]:
-    """Live processes of the run in that directory, its servers among them."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            mine = process.environ().get(DIRECTORY, "").startswith(str(directory))
-            if mine or any(str(directory) in part for part in process.cmdline()):
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +42,7 @@ def test_a_short_soak_is_flat_and_accounted_for(tmp_path: Path) -> None:
     the spool has nothing left. What a run this short says of handles is chance: children open
     what they need when they first need it. The long one judges that, and test_soak.py how."""
     folder, figures = tmp_path / "run", tmp_path / "figures.json"
-    with soak(folder, *SHORT, "--json", str(figures)) as process:
+    with run("soak", folder, "--seed", "3", *SHORT, "--json", str(figures)) as process:
         printed, _ = process.communicate()
         assert process.returncode in (0, 1), printed
         assert left(folder) == []
@@ -97,7 +61,7 @@ def test_a_short_soak_is_flat_and_accounted_for(tmp_path: Path) -> None:
 def test_an_early_end_leaves_no_process(tmp_path: Path) -> None:
     """Interrupted, a soak ends its worker, keeper and servers before it ends itself."""
     folder = tmp_path / "run"
-    with soak(folder, *SHORT) as process:
+    with run("soak", folder, "--seed", "3", *SHORT) as process:
         wait_until(lambda: (folder / "audited" / "keeper-1.log").exists(), timeout=120)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 128 + signal.SIGINT
