@@ -40,7 +40,7 @@ bench: $(STAMP) ## measure what the audit costs (ARGS="--only throughput")
 chaos: $(STAMP) ## kill, freeze and cut off, and judge what is on record (ARGS="--seed 7" repeats)
 	@$(BIN)/python -m chaos --invocations 20000 --faults 300 $(ARGS)
 
-soak: $(STAMP) ## see whether memory, handles and spool stay flat over 200,000 invocations (15 minutes)
+soak: $(STAMP) ## see whether memory, handles and spool stay flat over 200,000 invocations (25 minutes on 2 cores)
 	@$(BIN)/python -m soak --invocations 200000 $(ARGS)
 
 lock: $(BIN)/python ## write requirements/*.lock anew from pyproject.toml
