@@ -217,7 +217,8 @@ class Invocation:
     def hold(self, ending: Ending) -> None:
         """Decide the ending, and leave it to others to put it on record (merged mode).
 
-        Whoever closes the invocation does that, with whatever ending: the first one stays.
+        Whoever closes the invocation does that, with whatever ending: this one stays, unless
+        :meth:`hold_anew` replaces it.
         """
         if self.open and self._completed is None:
             self.ended()

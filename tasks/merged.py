@@ -2,7 +2,8 @@
 
 An opt-in result backend, by its URL: ``merged+redis://...`` (``merged+rediss://``,
 ``merged+socket://``, ``merged+sentinel://``) in the very database of the audit memory. Neither is
-ever seen without the other then, and the two round trips of Celery's own backend become none.
+ever seen without the other then, and the two round trips of Celery's own backend become none. Only
+a result that is too large (:data:`LARGEST`) comes after its row, as it does without merged mode.
 
 It stores what :class:`tasks.task.SkillTask` leaves to it: the ending of a delivered skill whose
 result is wanted and that has no link, chain or chord, for those Celery publishes before the result.
