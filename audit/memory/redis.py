@@ -172,7 +172,7 @@ class RedisMemory(AuditMemory):
                     return self._send(row, script, command, deadline, doubt, asked)
                 except AGAIN as error:
                     asked, pauses = self._lines.turn(error), pauses or self._lines.pauses()
-                    self._talk.wait(pauses, deadline, error)
+                    self._talk.wait(pauses, deadline, error, doubt)
 
     def running(self, tenant_id: str | None = None) -> Iterator[AuditRow]:
         return self._rows.running(tenant_id)

@@ -36,9 +36,20 @@ _DEMOTED: Final = ("UNBLOCKED", "WAIT cannot be used with replica")
 
 @dataclass(slots=True)
 class Doubt:
-    """Whether a row may have been stored by a try that failed."""
+    """What the tries that failed leave open.
+
+    Attributes:
+        maybe_stored: whether a row may have been stored by one of them.
+        before: why the last but one failed. The last may have had no time left to find out.
+    """
 
     maybe_stored: bool = False
+    before: str = ""
+
+    def why(self, error: BaseException) -> str:
+        """Of the last try, and of the one before it where it says something else."""
+        same = not self.before or self.before in str(error)
+        return str(error) if same else f"{error} (the try before: {self.before})"
 
 
 @dataclass(slots=True)
@@ -63,12 +74,13 @@ class _Ours(AbstractContextManager[None]):
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
             return
-        doubt = self._doubt is not None and self._doubt.maybe_stored
+        doubt = self._doubt or Doubt()
         if isinstance(error, AuditMemoryError):
-            error.maybe_stored |= doubt
+            error.maybe_stored |= doubt.maybe_stored
         elif isinstance(error, RedisError | OSError):
             raise MemoryUnavailableError(
-                f"memory {self._shown} did not answer as it should: {error}", maybe_stored=doubt
+                f"memory {self._shown} did not answer as it should: {doubt.why(error)}",
+                maybe_stored=doubt.maybe_stored,
             ) from error
 
 
@@ -104,7 +116,7 @@ class Talk:
     def read(self, commands: Sequence[Command]) -> list[Any]:
         """Raw replies to what may be sent twice, from servers as they are."""
         deadline, doubt = self._clock() + self._timeout, Doubt()
-        with self.errors_of_ours():
+        with self.errors_of_ours():  # nothing was written, whatever failed
             return self.ask(commands, deadline, doubt, judged=False, twice=True)
 
     def write(self, commands: Sequence[Command], replicas: int = 0) -> list[Any]:
@@ -140,13 +152,16 @@ class Talk:
                 asked.places = dict.fromkeys(asked.open, self._nodes.turn(raised))
             if error is None:
                 return [asked.replies[at] for at in range(len(commands))]
-            self.wait(pauses, deadline, error)
+            self.wait(pauses, deadline, error, doubt)
 
-    def wait(self, pauses: Iterator[float], deadline: float, error: Exception) -> None:
+    def wait(
+        self, pauses: Iterator[float], deadline: float, error: Exception, doubt: Doubt
+    ) -> None:
         """Before the next try; raises ``error`` where there is none."""
         pause = next(pauses, None)
         if pause is None or self._clock() + pause >= deadline:
             raise error
+        doubt.before = str(error)
         if pause:
             self._pause(pause)
 

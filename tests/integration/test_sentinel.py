@@ -75,7 +75,7 @@ def test_a_master_that_dies_is_replaced_by_the_one_the_sentinel_names(guarded: W
 
 def test_a_replica_that_is_taken_for_the_master_gets_no_row(guarded: Watched) -> None:
     """The sentinel is behind: it names one that has become a replica, as none may be written to."""
-    memory, fresh = (open_memory(guarded.url(), timeout=0.5) for _ in range(2))
+    memory, fresh = (open_memory(guarded.url(), timeout=1) for _ in range(2))
     memory.emit(started(make_identity()))
     ask(guarded.master, "REPLICAOF", "127.0.0.1", guarded.replica.port)
     for warm_or_not in (memory, fresh):
