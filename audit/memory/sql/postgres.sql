@@ -171,92 +171,108 @@ BEGIN
   END IF;
   -- First of all, while this call holds no lock yet.
   IF NOT audit_month(now_) THEN RAISE SQLSTATE '40001'; END IF;
-  IF what = 'completed' OR what = 'settled' THEN
-    UPDATE audit_invocations i
-      SET state = 'c', last = sha256(CASE WHEN i.replayed THEN audit_as_replay(bytes) ELSE bytes END)
-      WHERE i.request_id = request AND i.tenant_id = tenant AND i.state = 'o'
-      RETURNING i.* INTO found_one;
+  -- What nearly every call is, in one statement each: a start that nobody knows yet, and the first completion.
+  -- All others go on below, statement by statement.
+  IF what = 'started' AND token IS NULL AND tick IS NULL THEN
+    WITH new_one AS (
+      INSERT INTO audit_invocations (tenant_id, request_id, state, turn, minor, first)
+        VALUES (tenant, request, 'o', (SELECT ahead FROM audit_settings) + pg_current_xact_id()::text::bigint,
+          now_, sha256(bytes))
+        ON CONFLICT DO NOTHING RETURNING turn)
+    INSERT INTO audit_rows SELECT new_one.turn, now_, tenant, request, 0, moment, kind, skill_id, outcome,
+      caller_persona, trace_id, task_id, bytes FROM new_one;
+    IF FOUND THEN RETURN 'new'; END IF;
+  ELSIF what = 'completed' OR what = 'settled' THEN
+    WITH closed AS (
+      UPDATE audit_invocations i
+        SET state = 'c', last = sha256(CASE WHEN i.replayed THEN audit_as_replay(bytes) ELSE bytes END)
+        WHERE i.request_id = request AND i.tenant_id = tenant AND i.state = 'o'
+        RETURNING i.replayed)
+    INSERT INTO audit_rows SELECT (SELECT ahead FROM audit_settings) + pg_current_xact_id()::text::bigint, now_,
+      tenant, request, 1, moment, kind, skill_id, outcome, caller_persona, trace_id, task_id,
+      CASE WHEN closed.replayed THEN audit_as_replay(bytes) ELSE bytes END FROM closed;
     IF FOUND THEN
-      IF found_one.replayed THEN bytes := audit_as_replay(bytes); END IF;
-      slot_ := 1;
+      IF dead IS NOT NULL THEN
+        INSERT INTO audit_deaths AS d VALUES (tenant, dead, 1)
+          ON CONFLICT ON CONSTRAINT audit_deaths_pkey DO UPDATE SET deaths = d.deaths + 1;
+      END IF;
+      RETURN 'new';
     END IF;
   END IF;
 
-  IF slot_ IS NULL THEN
-    SELECT * INTO found_one FROM audit_invocations i
-      WHERE i.request_id = request AND i.tenant_id = tenant FOR UPDATE;
-    known := FOUND;
+  SELECT * INTO found_one FROM audit_invocations i
+    WHERE i.request_id = request AND i.tenant_id = tenant FOR UPDATE;
+  known := FOUND;
 
-    IF what = 'started' THEN
-      IF known THEN
-        IF found_one.state = 't' THEN RETURN 'tombstone'; END IF;
-        IF found_one.state = 'r' THEN RETURN 'was_refused'; END IF;
-        IF found_one.first = sha256(bytes) THEN RETURN 'repeated'; END IF;
-        IF token IS NOT NULL AND found_one.first = sha256(audit_as_replay(bytes)) THEN
-          RETURN 'replayed';
-        END IF;
-        RETURN 'second_started_row';
+  IF what = 'started' THEN
+    IF known THEN
+      IF found_one.state = 't' THEN RETURN 'tombstone'; END IF;
+      IF found_one.state = 'r' THEN RETURN 'was_refused'; END IF;
+      IF found_one.first = sha256(bytes) THEN RETURN 'repeated'; END IF;
+      IF token IS NOT NULL AND found_one.first = sha256(audit_as_replay(bytes)) THEN
+        RETURN 'replayed';
       END IF;
-      IF tick IS NOT NULL THEN
-        INSERT INTO audit_ticks AS t VALUES (tenant, tick, holder, now_ + taken * 1000000)
-          ON CONFLICT ON CONSTRAINT audit_ticks_pkey DO UPDATE
-          SET holder = excluded.holder, until = excluded.until
-          WHERE t.until <= audit_now() OR t.holder = excluded.holder
-          RETURNING t.holder INTO taken_by;
-        IF NOT FOUND THEN RETURN 'tick_taken'; END IF;
-      END IF;
-      IF token IS NOT NULL THEN
-        SELECT ahead + pg_current_xact_id()::text::bigint INTO STRICT turn_ FROM audit_settings;
-        INSERT INTO audit_tokens AS t VALUES (tenant, token, turn_, now_ + remembered * 1000000)
-          ON CONFLICT ON CONSTRAINT audit_tokens_pkey DO UPDATE
-          SET turn = CASE WHEN t.until > audit_now() THEN t.turn ELSE excluded.turn END,
-              until = greatest(t.until, excluded.until)
-          RETURNING t.turn INTO seen_turn;
-        seen := seen_turn <> turn_;
-        IF seen THEN
-          bytes := audit_as_replay(bytes);
-          answer := 'replayed';
-        END IF;
-      END IF;
-      slot_ := 0;
-
-    ELSIF what = 'refused' THEN
-      IF known THEN
-        IF found_one.state <> 'r' THEN RETURN 'second_started_row'; END IF;
-        IF found_one.first = sha256(bytes) THEN RETURN 'repeated'; END IF;
-        RETURN 'was_refused';
-      END IF;
-      slot_ := 2;
-
-    ELSIF NOT known OR found_one.state = 't' THEN
-      IF what = 'completed' THEN
-        RETURN CASE WHEN known THEN 'tombstone' ELSE 'no_started_row' END;
-      END IF;
-      IF NOT known THEN
-        INSERT INTO audit_invocations (tenant_id, request_id, state) VALUES (tenant, request, 't')
-          ON CONFLICT DO NOTHING;
-        IF NOT FOUND THEN RAISE SQLSTATE '40001'; END IF;
-      END IF;
-      RETURN 'barred';
-
-    ELSIF found_one.state = 'r' THEN
-      RETURN CASE what WHEN 'settled' THEN 'settled' ELSE 'was_refused' END;
-
-    ELSIF found_one.state = 'o' THEN
-      RAISE SQLSTATE '40001'; -- it started between the two looks
-
-    ELSE
-      IF found_one.replayed THEN bytes := audit_as_replay(bytes); END IF;
-      IF found_one.last = sha256(bytes) THEN RETURN 'repeated'; END IF;
-      IF what = 'settled' THEN RETURN 'settled'; END IF;
-      bytes := audit_as_late(bytes);
-      IF sha256(bytes) = ANY (found_one.late) THEN RETURN 'late'; END IF;
-      UPDATE audit_invocations i SET late = i.late || sha256(bytes)
-        WHERE i.request_id = request AND i.tenant_id = tenant;
-      slot_ := 3 + cardinality(found_one.late);
-      kind := 'skill.invoked_late';
-      answer := 'late';
+      RETURN 'second_started_row';
     END IF;
+    IF tick IS NOT NULL THEN
+      INSERT INTO audit_ticks AS t VALUES (tenant, tick, holder, now_ + taken * 1000000)
+        ON CONFLICT ON CONSTRAINT audit_ticks_pkey DO UPDATE
+        SET holder = excluded.holder, until = excluded.until
+        WHERE t.until <= audit_now() OR t.holder = excluded.holder
+        RETURNING t.holder INTO taken_by;
+      IF NOT FOUND THEN RETURN 'tick_taken'; END IF;
+    END IF;
+    IF token IS NOT NULL THEN
+      SELECT ahead + pg_current_xact_id()::text::bigint INTO STRICT turn_ FROM audit_settings;
+      INSERT INTO audit_tokens AS t VALUES (tenant, token, turn_, now_ + remembered * 1000000)
+        ON CONFLICT ON CONSTRAINT audit_tokens_pkey DO UPDATE
+        SET turn = CASE WHEN t.until > audit_now() THEN t.turn ELSE excluded.turn END,
+            until = greatest(t.until, excluded.until)
+        RETURNING t.turn INTO seen_turn;
+      seen := seen_turn <> turn_;
+      IF seen THEN
+        bytes := audit_as_replay(bytes);
+        answer := 'replayed';
+      END IF;
+    END IF;
+    slot_ := 0;
+
+  ELSIF what = 'refused' THEN
+    IF known THEN
+      IF found_one.state <> 'r' THEN RETURN 'second_started_row'; END IF;
+      IF found_one.first = sha256(bytes) THEN RETURN 'repeated'; END IF;
+      RETURN 'was_refused';
+    END IF;
+    slot_ := 2;
+
+  ELSIF NOT known OR found_one.state = 't' THEN
+    IF what = 'completed' THEN
+      RETURN CASE WHEN known THEN 'tombstone' ELSE 'no_started_row' END;
+    END IF;
+    IF NOT known THEN
+      INSERT INTO audit_invocations (tenant_id, request_id, state) VALUES (tenant, request, 't')
+        ON CONFLICT DO NOTHING;
+      IF NOT FOUND THEN RAISE SQLSTATE '40001'; END IF;
+    END IF;
+    RETURN 'barred';
+
+  ELSIF found_one.state = 'r' THEN
+    RETURN CASE what WHEN 'settled' THEN 'settled' ELSE 'was_refused' END;
+
+  ELSIF found_one.state = 'o' THEN
+    RAISE SQLSTATE '40001'; -- it started between the two looks
+
+  ELSE
+    IF found_one.replayed THEN bytes := audit_as_replay(bytes); END IF;
+    IF found_one.last = sha256(bytes) THEN RETURN 'repeated'; END IF;
+    IF what = 'settled' THEN RETURN 'settled'; END IF;
+    bytes := audit_as_late(bytes);
+    IF sha256(bytes) = ANY (found_one.late) THEN RETURN 'late'; END IF;
+    UPDATE audit_invocations i SET late = i.late || sha256(bytes)
+      WHERE i.request_id = request AND i.tenant_id = tenant;
+    slot_ := 3 + cardinality(found_one.late);
+    kind := 'skill.invoked_late';
+    answer := 'late';
   END IF;
 
   SELECT ahead + pg_current_xact_id()::text::bigint INTO STRICT turn_ FROM audit_settings;
@@ -265,10 +281,6 @@ BEGIN
       VALUES (tenant, request, CASE slot_ WHEN 0 THEN 'o' ELSE 'r' END, seen, turn_, now_, sha256(bytes))
       ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN RAISE SQLSTATE '40001'; END IF;
-  END IF;
-  IF slot_ = 1 AND dead IS NOT NULL THEN
-    INSERT INTO audit_deaths AS d VALUES (tenant, dead, 1)
-      ON CONFLICT ON CONSTRAINT audit_deaths_pkey DO UPDATE SET deaths = d.deaths + 1;
   END IF;
   INSERT INTO audit_rows VALUES (turn_, now_, tenant, request, slot_, moment, kind, skill_id, outcome,
     caller_persona, trace_id, task_id, bytes);
