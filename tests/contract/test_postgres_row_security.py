@@ -255,6 +255,10 @@ def test_row_security_is_turned_on_and_off_at_will(secured: Secured) -> None:
     assert policies == (len(OF_TENANTS) * 5,)
 
 
+#: A role that has nothing to do with this memory.
+ROLE, GRANT = "CREATE ROLE rs_elsewhere", "GRANT rs_elsewhere TO rs_stranger"
+
+
 def test_a_role_that_sees_more_cannot_be_bound(secured: Secured, postgres: PostgresServer) -> None:
     """Nor one while row security is off. One that is bound anew sees the new tenant alone."""
     with psycopg.connect(postgres.url(), autocommit=True) as admin:
@@ -262,6 +266,8 @@ def test_a_role_that_sees_more_cannot_be_bound(secured: Secured, postgres: Postg
             ("ALTER ROLE rs_stranger SUPERUSER", "ALTER ROLE rs_stranger NOSUPERUSER"),
             ("ALTER ROLE rs_stranger BYPASSRLS", "ALTER ROLE rs_stranger NOBYPASSRLS"),
             ("GRANT rs_flower TO rs_stranger", "REVOKE rs_flower FROM rs_stranger"),
+            (f"{ROLE} SUPERUSER; {GRANT}", "DROP ROLE rs_elsewhere"),
+            (f"{ROLE} BYPASSRLS; {GRANT}", "DROP ROLE rs_elsewhere"),
         ):
             admin.execute(grant.encode())
             with pytest.raises(MemoryUnsuitableError, match="cannot be bound"):

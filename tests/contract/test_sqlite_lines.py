@@ -173,6 +173,36 @@ def test_a_row_is_never_stored_in_a_file_that_is_gone(
     assert found == [(row.request_id,)]
 
 
+def test_a_file_that_is_replaced_while_it_is_opened_gets_no_row(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands there when the connection is ready is what gets the row."""
+    path, row = path_of(sqlite_url), started(make_identity())
+    other = open_memory(f"sqlite:///{tmp_path / 'other.db'}")
+    other.check()
+    other.close()
+    open_memory(sqlite_url).check()
+    moved: list[Path] = []
+    real = SqliteMemory._set
+
+    def then_replaced(memory: SqliteMemory, made: sqlite3.Connection) -> None:
+        real(memory, made)
+        if not moved:
+            for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+                if name.exists():
+                    moved.append(name.rename(name.with_name(f"old-{name.name}")))
+            (tmp_path / "other.db").rename(path)
+
+    monkeypatch.setattr(SqliteMemory, "_set", then_replaced)
+    memory = open_memory(sqlite_url, timeout=30)
+    memory.emit(row)
+    memory.close()
+    with sqlite3.connect(path) as connection:
+        found = connection.execute("SELECT request_id FROM audit_rows").fetchall()
+    connection.close()
+    assert found == [(row.request_id,)]
+
+
 def test_a_new_file_is_for_its_owner_alone(memory: SqliteMemory, sqlite_url: str) -> None:
     """And so is what SQLite puts beside it; a file that is there keeps its mode."""
     memory.emit(started(make_identity()))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from audit.copying.copy import Copied
-from audit.errors import CopyError, MemoryUnavailableError
+from audit.errors import CopyError, MemoryUnavailableError, MemoryUnsuitableError
 from audit.memory.base import Entry, Hold, Once, Stored
 from audit.row import AuditRow
 from audit.testing import Fault, InMemory
@@ -105,6 +105,23 @@ def test_a_tenant_at_fault_keeps_no_other_from_being_copied() -> None:
     target.emit(refused(make_identity()))
     did = copied(source, target)
     assert (did[TENANT].fault is None, did[NEIGHBOUR].fault) == (False, None)
+    assert raw(target, NEIGHBOUR) == raw(source, NEIGHBOUR)
+
+
+def test_a_source_that_can_only_be_read_is_asked_for_nothing_else() -> None:
+    """A standby takes no writes, and what is wrong with one tenant is told all the same."""
+
+    class Standby(InMemory):
+        def check(self) -> None:
+            raise MemoryUnsuitableError("it takes no writes")
+
+    source, target = Standby(), InMemory()
+    fill(source, 5)
+    fill(source, 5, NEIGHBOUR, 2)
+    target.emit(refused(make_identity()))
+    did = copied(source, target)
+    assert isinstance(did[TENANT].fault, CopyError)
+    assert did[NEIGHBOUR].fault is None
     assert raw(target, NEIGHBOUR) == raw(source, NEIGHBOUR)
 
 

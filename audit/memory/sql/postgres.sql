@@ -164,6 +164,7 @@ DECLARE
   taken_by text;
   seen boolean := false;
   answer text := 'new';
+  turn_had xid8;
 BEGIN
   IF NOT audit_may_store(tenant) THEN RAISE SQLSTATE '42501' USING MESSAGE = 'another tenant is refused'; END IF;
   IF NOT audit_says(bytes, tenant, request, kind, skill_id, outcome, caller_persona, trace_id, task_id) THEN
@@ -171,6 +172,7 @@ BEGIN
   END IF;
   -- First of all, while this call holds no lock yet.
   IF NOT audit_month(now_) THEN RAISE SQLSTATE '40001'; END IF;
+  turn_had := pg_current_xact_id_if_assigned();
   -- What nearly every call is, in one statement each: a start that nobody knows yet, and the first completion.
   -- All others go on below, statement by statement.
   IF what = 'started' AND token IS NULL AND tick IS NULL THEN
@@ -183,10 +185,12 @@ BEGIN
       caller_persona, trace_id, task_id, bytes FROM new_one;
     IF FOUND THEN RETURN 'new'; END IF;
   ELSIF what = 'completed' OR what = 'settled' THEN
+    -- The state as text: the planner would take the index of the open ones for it, while few are open as far
+    -- as it knows, and that holds whatever was closed since the oldest transaction that still runs.
     WITH closed AS (
       UPDATE audit_invocations i
         SET state = 'c', last = sha256(CASE WHEN i.replayed THEN audit_as_replay(bytes) ELSE bytes END)
-        WHERE i.request_id = request AND i.tenant_id = tenant AND i.state = 'o'
+        WHERE i.request_id = request AND i.tenant_id = tenant AND i.state::text = 'o'
         RETURNING i.replayed)
     INSERT INTO audit_rows SELECT (SELECT ahead FROM audit_settings) + pg_current_xact_id()::text::bigint, now_,
       tenant, request, 1, moment, kind, skill_id, outcome, caller_persona, trace_id, task_id,
@@ -198,6 +202,9 @@ BEGIN
       END IF;
       RETURN 'new';
     END IF;
+    -- It waited for another completion, and has its turn from before that one: a late row would stand before
+    -- the row that it is late to. The next call has a later turn.
+    IF pg_current_xact_id_if_assigned() IS DISTINCT FROM turn_had THEN RAISE SQLSTATE '40001'; END IF;
   END IF;
 
   SELECT * INTO found_one FROM audit_invocations i

@@ -69,7 +69,9 @@ WHERE to_regrole(quote_ident(role)) IS NOT NULL ORDER BY role
 _GOES_PAST: Final = """
 SELECT b.role FROM audit_roles b JOIN pg_roles p ON p.rolname = b.role, pg_class c
 WHERE b.tenant_id IS NOT NULL AND c.oid = 'audit_rows'::regclass AND (
-  p.rolsuper OR p.rolbypassrls OR pg_has_role(p.oid, c.relowner, 'MEMBER') OR EXISTS (
+  pg_has_role(p.oid, c.relowner, 'MEMBER') OR EXISTS (
+    SELECT FROM pg_roles x
+    WHERE (x.rolsuper OR x.rolbypassrls) AND pg_has_role(p.oid, x.oid, 'MEMBER')) OR EXISTS (
     SELECT FROM audit_roles r
     WHERE r.role <> b.role AND r.tenant_id IS DISTINCT FROM b.tenant_id
       AND pg_has_role(p.oid, to_regrole(quote_ident(r.role)), 'MEMBER')))
@@ -193,7 +195,7 @@ class Roles:
         if found is not None:
             raise MemoryUnsuitableError(
                 f"{found[0]} cannot be bound to a tenant: it is a superuser, has BYPASSRLS, or is a"
-                " member of a role that sees more; take a role that is none of it"
+                " member of a role that is, has or sees more; take a role that is none of it"
             )
 
     def _do(self, statement: str, named: str, *more: sql.Composable) -> None:

@@ -74,19 +74,26 @@ class Lines:
                 self._idle.pop().close()
 
     def _take(self, deadline: float) -> Line:
+        while True:
+            line = self._idle_one() or self._fit(self._open(), deadline)
+            # Asked of a new one too: what stood there may have been replaced while it was opened.
+            if line.file is not None and line.file == _file(self._path):
+                return line
+            line.close()
+            if time.monotonic() >= deadline:
+                raise sqlite3.OperationalError("the file is replaced again and again")
+
+    def _idle_one(self) -> Line | None:
         with suppress(IndexError):
-            while True:
-                line = self._idle.pop()
-                if line.file == _file(self._path):
-                    return line
-                line.close()
-        line = self._open()
+            return self._idle.pop()
+        return None
+
+    def _fit(self, line: Line, deadline: float) -> Line:
         try:
             self._prepare(line, deadline)
         except BaseException:
             line.close()
             raise
-        line.file = _file(self._path)
         return line
 
     def _open(self) -> Line:
@@ -98,9 +105,11 @@ class Lines:
             # Only a new file: closing another handle of one in use would drop SQLite's locks.
             with suppress(OSError):
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            file = _file(self._path)
             line = sqlite3.connect(
                 self._path, timeout=0, isolation_level=None, check_same_thread=False, factory=Line
             )
+            line.file = file
             _OPEN.add(line)
         line.row_factory = named
         return line
