@@ -230,9 +230,9 @@ class Invocation:
             self._completed = self._row(ending)
 
     @property
-    def held_outcome(self) -> Outcome | None:
-        """How the ending that is held says it went."""
-        return Outcome(self._completed.payload["outcome"]) if self._completed else None
+    def held_reason(self) -> Reason | None:
+        """Of the ending that is held, if there is one."""
+        return Reason(self._completed.meta["reason"]) if self._completed and self.open else None
 
     @property
     def held(self) -> bool:

@@ -116,9 +116,12 @@ class Recorder:
             AuditMemoryError: the memory did not take it and there is no spool.
             SpoolError: the disk did not take it either.
         """
-        if self._spool is not None and self._spool.holds(row.request_id):
-            self._keep(row)
-            return Kept.BEHIND
+        if self._spool is not None and (waiting := self._spool.endings_of(row.request_id)):
+            # It may be there itself, put by a try that a signal struck before it could tell.
+            own = row.to_bytes()
+            if own not in waiting:
+                self._keep(row)
+            return Kept.SPOOL if {*waiting} == {own} else Kept.BEHIND
         try:
             self._ask_breaker()
             stored = self._emit(row, result=result)

@@ -143,9 +143,12 @@ class Spool:
     def empty(self) -> bool:
         return self.usage().rows == 0
 
-    def holds(self, request_id: str) -> bool:
-        """Whether an ending of that invocation waits."""
-        return not self.empty and any(f"-{request_id}-" in path.name for path in self._waiting())
+    def endings_of(self, request_id: str) -> list[bytes]:
+        """What waits of that invocation, the oldest first; ``b""`` for what cannot be read."""
+        if self.empty:
+            return []
+        waiting = [path for path in self._waiting() if f"-{request_id}-" in path.name]
+        return [stored for path in waiting if (stored := _read(path)) is not None]
 
     def others(self) -> list[Path]:
         """Folders beside this one in which rows wait, for a memory that is spelled otherwise."""
@@ -337,6 +340,16 @@ def _flush_folder(folder: Path) -> None:
 def _order(path: Path) -> int:
     moment = path.name.partition("-")[0]
     return int(moment) if moment.isdecimal() else 0
+
+
+def _read(path: Path) -> bytes | None:
+    """``None`` where it is gone by now, ``b""`` where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return b""
 
 
 def _size(path: Path) -> int:

@@ -19,11 +19,17 @@ from tasks.standin import unwrapped
 
 
 def agree(state: ChildState, left: Any) -> None:
-    """Let a success that is held follow what is told in its place, an error or what holds one."""
+    """Let an ending that is held follow what is told in its place, an error or what holds one."""
+    held = state.invocation.held_reason
     if isinstance(left, ExceptionInfo):
         left = unwrapped(left.exception)
-    if isinstance(left, BaseException) and state.invocation.held_outcome is Outcome.SUCCESS:
-        state.invocation.hold_anew(ending_of(left, state.values, type_only=state.type_only))
+    if held is None or not isinstance(left, BaseException):
+        return
+    told = ending_of(left, state.values, type_only=state.type_only)
+    # An Ignore behind a failure tells nobody of a success.
+    better = told.outcome is Outcome.SUCCESS and held.outcome is not Outcome.SUCCESS
+    if told.reason is not held and not better:
+        state.invocation.hold_anew(told)
 
 
 def close_held(state: ChildState | None, left: Any) -> None:

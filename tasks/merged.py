@@ -15,15 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from celery import states
 from celery.backends.redis import RedisBackend, SentinelBackend
+from redis.exceptions import RedisError
 
-from audit.errors import SettingsError
-from audit.invocation import Invocation
+from audit.errors import MemoryUnavailableError, SettingsError
+from audit.invocation import Invocation, State
+from audit.memory.redis_url import place_of
 from audit.memory.result import TaskResult
-from audit.row import Reason
+from audit.row import Outcome, Reason
 from tasks.caller import child_state
 from tasks.endings import ending_of
 from tasks.held import agree
@@ -53,6 +56,8 @@ class Merging:
     expires: int | None
     failure_expires: int | None
     connparams: Mapping[str, Any]
+    if TYPE_CHECKING:  # of the backend that this is mixed into
+        client: Any
 
     @property
     def place(self) -> str:
@@ -71,7 +76,10 @@ class Merging:
         """Why nothing can be merged here, ``None`` where all is well."""
         memory = runtime_of(self.app).memory
         if memory.results_at is None:
-            return "the audit memory is none that stores results (AUDIT_MEMORY_URL: redis://...)"
+            return (
+                "the audit memory is none that stores results: it must be one Redis or behind"
+                " sentinels, and wait for no replicas (AUDIT_MEMORY_URL: redis://...)"
+            )
         if memory.results_at != self.place:
             return (
                 f"results would go to {self.place}, and the audit memory is {memory.results_at}:"
@@ -83,25 +91,29 @@ class Merging:
             return "results must not expire before they are stored (result_expires)"
         return None
 
-    def store_result(
+    def mark_as_failure(
         self: Any,
         task_id: Any,
-        result: Any,
-        state: str,
+        exc: Any,
         traceback: Any = None,
         request: Any = None,
+        store_result: bool = True,
+        *rest: Any,
         **kwargs: Any,
     ) -> Any:
-        """Called by Celery with every result, an error as it was raised."""
+        """Called by Celery when a task failed, with the error as it was raised.
+
+        A body that stores a failure by itself (``update_state``) does not come by here.
+        """
         child = child_state(request)
-        if child is not None and state == states.FAILURE and isinstance(result, BaseException):
-            if child.invocation.open and not child.invocation.held and self.misfit is None:
+        if child is not None and store_result and request.id == task_id:
+            if child.invocation.state is State.STARTED and self.misfit is None:
                 # It failed where no body ran: a hook of the application's, a limit before it.
                 child.merged = True
-                child.invocation.hold(ending_of(result, child.values, type_only=child.type_only))
-            agree(child, result)
-        return super().store_result(  # type: ignore[misc]
-            task_id, result, state, traceback, request, **kwargs
+                child.invocation.hold(ending_of(exc, child.values, type_only=child.type_only))
+            agree(child, exc)
+        return super().mark_as_failure(  # type: ignore[misc]
+            task_id, exc, traceback, request, store_result, *rest, **kwargs
         )
 
     def _store_result(
@@ -176,7 +188,8 @@ class MergedSentinelBackend(Merging, SentinelBackend):
     @property
     def place(self) -> str:
         service = self._transport_options.get("master_name")
-        return f"{service}/{self.connparams.get('db', 0)} of sentinels"
+        sentinels = sorted(place_of((to["host"], to["port"])) for to in self.connparams["hosts"])
+        return f"{','.join(sentinels)}/{service}/{self.connparams.get('db', 0)}"
 
 
 def backend_of(app: Any, url: str, **options: Any) -> Merging:
@@ -192,7 +205,10 @@ def _waiting(task_id: Any, state: str, request: Any) -> Invocation | None:
     if child is None or state not in (states.SUCCESS, states.FAILURE) or request.id != task_id:
         return None
     invocation: Invocation = child.invocation
-    return invocation if child.merged and invocation.held else None
+    held = invocation.held_reason if child.merged else None
+    if held is None or (held.outcome is Outcome.SUCCESS) is not (state == states.SUCCESS):
+        return None
+    return invocation
 
 
 def require_fit(app: Any) -> None:
@@ -207,13 +223,26 @@ def require_fit(app: Any) -> None:
 
 
 def prove(app: Any) -> None:
-    """Have the memory store, give back and announce a result on trial; called when a worker starts.
+    """Have the memory store a result on trial, and read it here; called when a worker starts.
 
     Raises:
-        AuditMemoryError: it did not do all of that.
+        AuditMemoryError: it did not store, give back and announce it.
+        SettingsError: whoever reads results does not find it: that is another server.
     """
-    if isinstance(app.backend, Merging):
-        runtime_of(app).memory.prove_results(app.backend.key_of("audit-probe"))
+    backend: Any = app.backend
+    if not isinstance(backend, Merging):
+        return
+    key, value = backend.key_of(f"audit-probe-{uuid4().hex}"), uuid4().hex
+    runtime_of(app).memory.prove_results(key, value)
+    try:
+        found = backend.client.get(key)
+    except (RedisError, OSError) as error:
+        raise MemoryUnavailableError(f"results cannot be read: {error}") from error
+    if found not in (value, value.encode()):
+        raise SettingsError(
+            f"result_backend {SCHEME}+...: what the audit memory stores is not found there, so it"
+            " is another server under the same name"
+        )
 
 
 def is_merged(task: Any, request: Any) -> bool:

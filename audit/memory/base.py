@@ -223,7 +223,10 @@ class AuditMemory(Paging):
 
     @property
     def results_at(self) -> str | None:
-        """The database whose results of tasks it can store, as host:port/number, else ``None``."""
+        """The database whose results of tasks it can store, as host:port/number, else ``None``.
+
+        Behind sentinels as host:port,.../service/number.
+        """
         return None
 
     def emit_with_result(self, row: AuditRow, result: TaskResult) -> Stored:
@@ -237,8 +240,10 @@ class AuditMemory(Paging):
         """
         raise NotImplementedError("this memory stores no results")
 
-    def prove_results(self, key: str) -> None:
-        """Store a result under ``key``, give it back and announce it, as :meth:`emit_with_result`.
+    def prove_results(self, key: str, value: str) -> None:
+        """Store ``value`` under ``key`` for a minute, give it back and announce it.
+
+        All that :meth:`emit_with_result` needs the rights for.
 
         Raises:
             NotImplementedError: this memory stores no results.

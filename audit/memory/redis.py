@@ -148,19 +148,17 @@ class RedisMemory(AuditMemory):
 
     @property
     def results_at(self) -> str | None:
-        # In a cluster a result's key says nothing of its tenant, so it lies in another slot.
-        place = self._place
-        return {
-            Topology.SINGLE: self._lines.place,
-            Topology.SENTINEL: f"{place.service}/{place.database} of sentinels",
-            Topology.CLUSTER: None,
-        }[place.topology]
+        # In a cluster a result's key says nothing of its tenant, so it lies in another slot. And
+        # what replicas are waited for is told before they have it: the script announces the result.
+        if self._place.topology is Topology.CLUSTER or self._replicas:
+            return None
+        return self._lines.place
 
     def emit_with_result(self, row: AuditRow, result: TaskResult) -> Stored:
         return self._emit(row, _MERGED, command_with_result(self._prefix, row, result))
 
-    def prove_results(self, key: str) -> None:
-        self._talk.write([("SET", key, "", "EX", "1"), ("GET", key), ("PUBLISH", key, "")])
+    def prove_results(self, key: str, value: str) -> None:
+        self._talk.write([("SET", key, value, "EX", "60"), ("GET", key), ("PUBLISH", key, "")])
 
     def _emit(self, row: AuditRow, script: Script, command: Command) -> Stored:
         deadline = self._clock() + self._timeout

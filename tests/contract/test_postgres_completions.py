@@ -36,7 +36,8 @@ CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
   END IF;
   RETURN NULL;
 END $$;
-CREATE TRIGGER hold_up BEFORE UPDATE ON audit_invocations FOR EACH STATEMENT EXECUTE FUNCTION hold_up();
+CREATE TRIGGER hold_up BEFORE UPDATE ON audit_invocations
+  FOR EACH STATEMENT EXECUTE FUNCTION hold_up();
 """
 WAITS = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = %s"
 
@@ -64,22 +65,22 @@ def test_a_late_row_stands_behind_the_one_it_is_late_to(
     """The other completion got ahead of it in the midst of its statement, with a later turn."""
     admin.execute(HOLD_UP.encode())
     identity, found = make_identity(), []
-    with checked_memory(f"{url}&application_name=behind", timeout=30) as behind:
-        with checked_memory(url, timeout=30) as memory:
-            memory.emit(started(identity))
-            admin.execute("SELECT pg_advisory_lock(%s)", (BAR,))
-            thread = threading.Thread(
-                target=lambda: found.append(behind.emit(completed(identity, duration_ms=2)))
-            )
-            thread.start()
-            wait_until(lambda: admin.execute(WAITS, (BAR,)).fetchone() is not None)
-            assert memory.emit(completed(identity, duration_ms=1)) is Stored.NEW
-            admin.execute("SELECT pg_advisory_unlock(%s)", (BAR,))
-            thread.join()
-            assert found == [Stored.LATE]
-            kinds = [
-                AuditRow.from_bytes(entry.stored).kind for entry in memory.entries(TENANT, None, 9)
-            ]
+    with (
+        checked_memory(f"{url}&application_name=behind", timeout=30) as behind,
+        checked_memory(url, timeout=30) as memory,
+    ):
+        memory.emit(started(identity))
+        admin.execute("SELECT pg_advisory_lock(%s)", (BAR,))
+        thread = threading.Thread(
+            target=lambda: found.append(behind.emit(completed(identity, duration_ms=2)))
+        )
+        thread.start()
+        wait_until(lambda: admin.execute(WAITS, (BAR,)).fetchone() is not None)
+        assert memory.emit(completed(identity, duration_ms=1)) is Stored.NEW
+        admin.execute("SELECT pg_advisory_unlock(%s)", (BAR,))
+        thread.join()
+        assert found == [Stored.LATE]
+        kinds = [AuditRow.from_bytes(e.stored).kind for e in memory.entries(TENANT, None, 9)]
     assert [kind.rpartition("_")[2] for kind in kinds] == ["started", "completed", "late"]
 
 

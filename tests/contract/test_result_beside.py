@@ -74,7 +74,7 @@ def test_a_user_without_the_rights_is_found_out_on_trial(
     memory: AuditMemory, store: redis.Redis, server: EmbeddedServer, lacking: str
 ) -> None:
     """Before a worker takes a message, and not with each of its endings."""
-    memory.prove_results(KEY)
+    memory.prove_results(KEY, "trial")
     rights = ["~audit:*", "+@all", "~celery-task-meta-*", "&celery-task-meta-*"]
     if lacking in ("keys", "channels"):
         rights.remove({"keys": "~celery-task-meta-*", "channels": "&celery-task-meta-*"}[lacking])
@@ -84,7 +84,7 @@ def test_a_user_without_the_rights_is_found_out_on_trial(
     bound = open_memory(server.url.replace("redis://", "redis://host:secret@"))
     bound.check()
     with pytest.raises(AuditMemoryError):
-        bound.prove_results(KEY)
+        bound.prove_results(KEY, "trial")
     bound.close()
     store.execute_command("ACL", "DELUSER", "host")
 
@@ -96,4 +96,4 @@ def test_a_memory_that_stores_no_results_says_so() -> None:
     with pytest.raises(NotImplementedError):
         memory.emit_with_result(completed(make_identity()), RESULT)
     with pytest.raises(NotImplementedError):
-        memory.prove_results(KEY)
+        memory.prove_results(KEY, "trial")

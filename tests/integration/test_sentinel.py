@@ -132,7 +132,7 @@ def test_a_result_is_merged_at_whichever_server_is_the_master(guarded: Watched) 
     hosts = ";".join(f"sentinel://127.0.0.1:{port}/0" for port in guarded.ports)
     app = SkillHost("merged", set_as_current=False)
     app.conf.update(
-        audit_memory_url=guarded.url(replicas=1),
+        audit_memory_url=guarded.url(),
         result_backend=f"merged+{hosts}",
         result_backend_transport_options={"master_name": SERVICE},
     )

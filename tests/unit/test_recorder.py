@@ -154,6 +154,21 @@ def test_a_completed_row_that_the_memory_does_not_take_is_spooled(
     assert memory.kinds() == [STARTED, COMPLETED]
 
 
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "behind another"])
+def test_a_try_that_a_signal_struck_is_not_taken_for_another(
+    others: int, recorder: Recorder, memory: FakeMemory, spool: Spool
+) -> None:
+    """The row that it left in the spool is the same one: it waits once, behind others only."""
+    identity = make_identity()
+    recorder.start(started(identity))
+    for _ in range(others):
+        spool.keep(completed(identity, make_ending(Reason.HARD_TIME_LIMIT)))
+    row = completed(identity)
+    spool.keep(row)
+    assert recorder.complete(row) is (Kept.BEHIND if others else Kept.SPOOL)
+    assert spool.usage().rows == others + 1
+
+
 def test_during_an_outage_an_ending_does_not_wait(
     recorder: Recorder, memory: FakeMemory, spool: Spool, clock: FakeClock
 ) -> None:

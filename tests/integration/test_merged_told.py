@@ -1,0 +1,117 @@
+"""Merged mode: the row follows what the caller is told, and nothing that a body stores by itself.
+
+In this process, on a real server: Celery's own tracer runs skills that store states of their own,
+beside the same with Celery's own backend.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery.app.trace import build_tracer
+from celery.exceptions import Ignore
+
+from audit.context import InvocationContext
+from audit.embedded import EmbeddedServer
+from audit.errors import SettingsError
+from audit.row import COMPLETED
+from tasks import SkillHost
+from tasks.merged import prove
+from tests.support import TENANT
+
+HEADERS = InvocationContext("cuo-cpo@0.4.1", TENANT).headers()
+ERROR = ValueError("a step failed")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as server:
+        yield server
+
+
+def host(server: EmbeddedServer, prefix: str, directory: Path) -> SkillHost:
+    app = SkillHost("told", broker="memory://", set_as_current=False)
+    app.conf.update(
+        audit_memory_url=server.url,
+        result_backend=f"{prefix}{server.url}",
+        audit_instrument=False,
+        audit_spool_dir=str(directory),
+    )
+    return app
+
+
+def progress(self: Any) -> str:
+    self.update_state(state="FAILURE", meta=ERROR)
+    return "well"
+
+
+def ignored(self: Any) -> str:
+    self.update_state(state="FAILURE", meta=ERROR)
+    raise Ignore
+
+
+def of_another(self: Any) -> str:
+    self.backend.store_result("another-task", ERROR, "FAILURE", request=self.request)
+    return "well"
+
+
+def failed_itself(self: Any) -> str:
+    self.backend.mark_as_failure(self.request.id, ERROR, request=self.request)
+    return "well"
+
+
+@pytest.mark.parametrize("body", [progress, ignored, of_another, failed_itself])
+def test_a_failure_that_a_body_stores_is_not_its_ending(
+    server: EmbeddedServer, tmp_path: Path, body: Callable[[Any], str]
+) -> None:
+    """It runs on, and its invocation with it; rows and results are those of Celery's backend."""
+    seen = {}
+    for prefix in ("merged+", ""):
+        with redis.Redis.from_url(server.url) as store, host(server, prefix, tmp_path) as app:
+            store.flushdb()
+            skill: Any = app.skill("test.body", version="1.0.0", bind=True)(watched(body, store))
+            skill.__trace__ = build_tracer(skill.name, skill, app=app)
+            request = {"id": "one", "task": skill.name, "delivery_info": {}, **HEADERS}
+            copy_context().run(skill.__trace__, "one", [], {}, request)
+            result = json.loads(store.get("celery-task-meta-one") or b"{}")
+            endings = [row["payload"]["outcome"] for row in rows(store, COMPLETED)]
+            seen[prefix] = (endings, result.get("status"), result.get("result"))
+    assert seen["merged+"] == seen[""]
+    assert seen[""][0] == ["success"]
+
+
+def watched(body: Callable[[Any], str], store: redis.Redis) -> Callable[[Any], str]:
+    """The body; behind it, its invocation is open still."""
+
+    def run(self: Any) -> str:
+        try:
+            return body(self)
+        finally:
+            assert store.zcard(f"audit:{{{TENANT}}}:open") == 1
+            assert rows(store, COMPLETED) == []
+
+    return run
+
+
+def rows(store: redis.Redis, kind: str) -> list[dict[str, Any]]:
+    entries = store.xrange(f"audit:{{{TENANT}}}:rows")
+    found = [json.loads(fields[b"row"]) for _, fields in entries]
+    return [row for row in found if row["kind"] == kind]
+
+
+def test_a_backend_on_another_server_of_the_same_name_is_found_out(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """What the memory stores on trial is not there: each result would be told to nobody."""
+    with EmbeddedServer() as other, host(server, "merged+", tmp_path) as app:
+        prove(app)
+        with redis.Redis.from_url(other.url) as elsewhere:
+            vars(app.backend)["client"] = elsewhere
+            with pytest.raises(SettingsError, match="another server under the same name"):
+                prove(app)
