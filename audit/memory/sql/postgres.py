@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
 import psycopg
@@ -235,7 +235,9 @@ class PostgresMemory(SqlMemory):
             factory: Any = namedtuple_row if named else tuple_row
             cursor = connection.cursor(row_factory=factory)
             cursor.execute(statement, arguments)
-            found = cursor.fetchall() if cursor.description else []
+            # Not cursor.description, which makes an object of each column first.
+            answer = cursor.pgresult
+            found = cursor.fetchall() if answer is not None and answer.nfields else []
         except psycopg.Error as error:
             # Where the server said no, it has rolled back; where it said nothing, nobody knows.
             doubt[0] |= error.sqlstate is None
@@ -335,16 +337,27 @@ class PostgresMemory(SqlMemory):
                 " default_transaction_read_only of this role and its database to off"
             )
 
-    @contextmanager
-    def _errors_of_ours(self, doubt: Sequence[bool] = (False,)) -> Iterator[None]:
-        try:
-            yield
-        except MemoryUnsuitableError:
-            raise
-        except (psycopg.Error, OSError) as error:
+    def _errors_of_ours(self, doubt: Sequence[bool] = (False,)) -> _Ours:
+        return _Ours(self._url.shown, doubt)
+
+
+class _Ours(AbstractContextManager[None]):
+    """Errors of psycopg and of the system as errors of the memory.
+
+    No generator, which would cost an emit more.
+    """
+
+    __slots__ = ("_doubt", "_shown")
+
+    def __init__(self, shown: str, doubt: Sequence[bool]) -> None:
+        self._shown = shown
+        self._doubt = doubt
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, psycopg.Error | OSError):
             raise MemoryUnavailableError(
-                f"memory {self._url.shown} did not answer as it should: {_told(error)}",
-                maybe_stored=doubt[0],
+                f"memory {self._shown} did not answer as it should: {_told(error)}",
+                maybe_stored=self._doubt[0],
             ) from error
 
 
