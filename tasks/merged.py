@@ -103,7 +103,7 @@ class Merging:
     ) -> Any:
         """Called by Celery when a task failed, with the error as it was raised.
 
-        A body that stores a failure by itself (``update_state``) does not come by here.
+        A body that stores a failure by itself is running, and goes on: that ends nothing.
         """
         child = child_state(request)
         if child is not None and store_result and request.id == task_id:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from celery import Task
 from celery._state import _task_stack
+from celery.app.task import Context
 from celery.exceptions import Ignore
 
 from audit.canonical import arguments_by_name, digest
@@ -250,8 +251,10 @@ class SkillTask(Task):
         if context is None:
             raise MissingInvocationContext
         _task_stack.push(self)
-        self.push_request(args=args, kwargs=kwargs)
-        request = self.request_stack.top
+        # Not push_request: that copies the request around it, and in a body that calls its own
+        # skill this one would pass for the message that is running: its id, its proof, its state.
+        request = Context(args=args, kwargs=kwargs, called_directly=True)
+        self.request_stack.push(request)
         try:
             with one_task(nested=True):
                 state = self._start(request, args, kwargs, lambda: context)

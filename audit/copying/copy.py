@@ -21,7 +21,7 @@ from audit.copying.sealed import Seal
 from audit.copying.settled import settled_position
 from audit.copying.source import SourceRows
 from audit.copying.tenant import TenantCopy
-from audit.errors import AuditError, CopyError
+from audit.errors import AuditError, CopyError, MemoryUnavailableError
 from audit.ledger.archive import Archive
 from audit.ledger.claims import Trust
 from audit.ledger.folder import LedgerFolder
@@ -123,8 +123,7 @@ class Copy:
             copy = self._copy_of(tenant_id, seal, along)
             copy.run()
         except AuditError as error:
-            self.source.store_time()  # where nothing answers, no tenant is at fault
-            self.target.check()
+            self._insist_on_answers(tenant_id, error)
             fault = error
         return Copied(
             tenant_id=tenant_id,
@@ -133,6 +132,12 @@ class Copy:
             sealed=seal.size if seal else None,
             fault=fault,
         )
+
+    def _insist_on_answers(self, tenant_id: str, error: AuditError) -> None:
+        """Where nothing answers no tenant is at fault. The source is only read, as it may be."""
+        if isinstance(error, MemoryUnavailableError):
+            self.source.last_position(tenant_id)
+        self.target.check()
 
     def _seal(self, tenant_id: str) -> Seal | None:
         if self.ledger is None:

@@ -65,22 +65,24 @@ class _Asked:
 class _Ours(AbstractContextManager[None]):
     """No generator, which would cost an emit more than the rest of its bookkeeping."""
 
-    __slots__ = ("_doubt", "_shown")
+    __slots__ = ("_doubt", "_shown", "_writes")
 
-    def __init__(self, shown: str, doubt: Doubt | None) -> None:
+    def __init__(self, shown: str, doubt: Doubt | None, writes: bool) -> None:
         self._shown = shown
         self._doubt = doubt
+        self._writes = writes
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
             return
         doubt = self._doubt or Doubt()
+        stored = self._writes and doubt.maybe_stored
         if isinstance(error, AuditMemoryError):
-            error.maybe_stored |= doubt.maybe_stored
+            error.maybe_stored |= stored
         elif isinstance(error, RedisError | OSError):
             raise MemoryUnavailableError(
                 f"memory {self._shown} did not answer as it should: {doubt.why(error)}",
-                maybe_stored=doubt.maybe_stored,
+                maybe_stored=stored,
             ) from error
 
 
@@ -116,7 +118,7 @@ class Talk:
     def read(self, commands: Sequence[Command]) -> list[Any]:
         """Raw replies to what may be sent twice, from servers as they are."""
         deadline, doubt = self._clock() + self._timeout, Doubt()
-        with self.errors_of_ours():  # nothing was written, whatever failed
+        with self.errors_of_ours(doubt, writes=False):
             return self.ask(commands, deadline, doubt, judged=False, twice=True)
 
     def write(self, commands: Sequence[Command], replicas: int = 0) -> list[Any]:
@@ -165,9 +167,16 @@ class Talk:
         if pause:
             self._pause(pause)
 
-    def errors_of_ours(self, doubt: Doubt | None = None) -> AbstractContextManager[None]:
-        """Errors of redis-py and of the system as errors of the memory."""
-        return _Ours(self._shown, doubt)
+    def errors_of_ours(
+        self, doubt: Doubt | None = None, *, writes: bool = True
+    ) -> AbstractContextManager[None]:
+        """Errors of redis-py and of the system as errors of the memory.
+
+        Args:
+            doubt: what the tries leave open.
+            writes: whether a row may have been stored at all.
+        """
+        return _Ours(self._shown, doubt, writes)
 
     # --- inside -------------------------------------------------------------------------------
 

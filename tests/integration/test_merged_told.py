@@ -19,8 +19,8 @@ from celery.exceptions import Ignore
 
 from audit.context import InvocationContext
 from audit.embedded import EmbeddedServer
-from audit.errors import SettingsError
-from audit.row import COMPLETED
+from audit.errors import SettingsError, SkillArgumentsError
+from audit.row import COMPLETED, STARTED
 from tasks import SkillHost
 from tasks.merged import prove
 from tests.support import TENANT
@@ -84,6 +84,48 @@ def test_a_failure_that_a_body_stores_is_not_its_ending(
             seen[prefix] = (endings, result.get("status"), result.get("result"))
     assert seen["merged+"] == seen[""]
     assert seen[""][0] == ["success"]
+
+
+def own(skill: Any, n: int) -> str:
+    return "deep" if n else f"then {skill(n=1)}"
+
+
+def refused(skill: Any, n: int) -> str:
+    with pytest.raises(SkillArgumentsError):
+        skill(nonsense=n)
+    return "well"
+
+
+@pytest.mark.parametrize("prefix", ["merged+", ""], ids=["merged", "plain"])
+@pytest.mark.parametrize(
+    ("body", "outcomes", "told"),
+    [(own, ["success", "success"], "then deep"), (refused, ["success"], "well")],
+    ids=["runs", "is refused"],
+)
+def test_a_body_that_calls_its_own_skill(
+    server: EmbeddedServer,
+    tmp_path: Path,
+    prefix: str,
+    body: Callable[[Any, int], str],
+    outcomes: list[str],
+    told: str,
+) -> None:
+    """The call is an invocation of its own, of no message; how it ends ends that alone."""
+
+    def run(self: Any, n: int = 0) -> str:
+        return body(self, n)
+
+    with redis.Redis.from_url(server.url) as store, host(server, prefix, tmp_path) as app:
+        store.flushdb()
+        skill: Any = app.skill("test.body", version="1.0.0", bind=True)(run)
+        skill.__trace__ = build_tracer(skill.name, skill, app=app)
+        request = {"id": "one", "task": skill.name, "delivery_info": {}, **HEADERS}
+        copy_context().run(skill.__trace__, "one", [], {}, request)
+        assert [row["payload"]["outcome"] for row in rows(store, COMPLETED)] == outcomes
+        assert store.zcard(f"audit:{{{TENANT}}}:open") == 0
+        of_messages = [row["meta"]["task_id"] for row in rows(store, STARTED)]
+        assert of_messages == ["one", None][: len(outcomes)]
+        assert json.loads(store.get("celery-task-meta-one") or b"{}")["result"] == told
 
 
 def watched(body: Callable[[Any], str], store: redis.Redis) -> Callable[[Any], str]:

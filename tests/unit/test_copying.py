@@ -108,6 +108,22 @@ def test_a_tenant_at_fault_keeps_no_other_from_being_copied() -> None:
     assert raw(target, NEIGHBOUR) == raw(source, NEIGHBOUR)
 
 
+def test_a_source_that_does_not_answer_is_no_tenants_fault() -> None:
+    """Its clock may answer still, as that of a server does which is loading its rows."""
+
+    class Loading(InMemory):
+        def entries(self, *args: object, **more: object) -> list[Entry]:
+            raise MemoryUnavailableError("loading the dataset")
+
+        last_position = entries  # type: ignore[assignment]
+
+    source = Loading()
+    fill(source, 5)
+    assert source.store_time()
+    with pytest.raises(MemoryUnavailableError, match="loading"):
+        copied(source, InMemory())
+
+
 def test_a_source_that_can_only_be_read_is_asked_for_nothing_else() -> None:
     """A standby takes no writes, and what is wrong with one tenant is told all the same."""
 

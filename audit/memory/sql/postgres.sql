@@ -203,7 +203,8 @@ BEGIN
       RETURN 'new';
     END IF;
     -- It waited for another completion, and has its turn from before that one: a late row would stand before
-    -- the row that it is late to. The next call has a later turn.
+    -- the row that it is late to. The next call has a later turn. (Not where this call has just made a month,
+    -- which would be undone again and again.)
     IF pg_current_xact_id_if_assigned() IS DISTINCT FROM turn_had THEN RAISE SQLSTATE '40001'; END IF;
   END IF;
 
