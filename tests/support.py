@@ -75,11 +75,15 @@ def require(binary: str) -> str:
 def wait_until(condition: Callable[[], T], timeout: float = 10) -> T:
     """What ``condition`` returns, as soon as that is true; fails when it never is in time."""
     deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if value := condition():
+            return value
+        now = time.monotonic()
+        if now > deadline:
             pytest.fail(f"waited {timeout:g} s in vain")
-        time.sleep(0.005)
-    return value
+        # A look that costs much is rare, or it takes the time of those who are waited for.
+        time.sleep(min(max(0.005, 4 * (now - began)), 0.2))
 
 
 # --- rows to emit ---------------------------------------------------------------------------------
