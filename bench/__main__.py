@@ -155,8 +155,8 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds",
         type=_up_to(MOST_ROUNDS),
         default=10,
-        help="interleaved rounds (10); in the board section three times as many of each page, in the"
-        " memory section twice as many batches",
+        help="interleaved rounds (10); in the board section three times as many of each page,"
+        " in the memory section twice as many batches",
     )
     parser.add_argument(
         "--tasks",
@@ -164,8 +164,8 @@ def _parser() -> argparse.ArgumentParser:
         default=1000,
         help="tasks of a round (1000); twice as many emits of each writer, a fifth as many of"
         " each round in the stores section, a tenth as many round"
-        " trips, so many invocations of each batch in the memory section, 1,000 times as many in the"
-        " history of the sweep section, a quarter as many turns in the privacy section, 100"
+        " trips, so many invocations of each batch in the memory section, 1,000 times as many in"
+        " the history of the sweep section, a quarter as many turns in the privacy section, 100"
         " times as many sealed rows and 20 times as many emits of each turn in the ledger section,"
         " 1,000 times as many rows in the board section, 100 times as many in the queries section,"
         " half as many (and half the rounds) of each shape",
