@@ -36,6 +36,7 @@ from bench.written import Document
 MOST_ROUNDS: Final = 1000
 MOST_TASKS: Final = 10_000
 MOST_ROWS: Final = 100_000_000
+MOST_WRITERS: Final = 100
 
 
 def _throughput(rounds: int, tasks: int) -> tuple[str, Any]:
@@ -43,8 +44,8 @@ def _throughput(rounds: int, tasks: int) -> tuple[str, Any]:
     return throughput.report(batches), throughput.raw(batches)
 
 
-def _emit(rounds: int, tasks: int) -> tuple[str, Any]:
-    emits = emit.measure(tasks)
+def _emit(rounds: int, tasks: int, writers: int = emit.WRITERS) -> tuple[str, Any]:
+    emits = emit.measure(tasks, writers)
     return emit.report(emits), emit.raw(emits)
 
 
@@ -54,7 +55,7 @@ def _roundtrip(rounds: int, tasks: int) -> tuple[str, Any]:
 
 
 def _memory(rounds: int, tasks: int) -> tuple[str, Any]:
-    samples = memory.measure(tasks)
+    samples = memory.measure(rounds, tasks)
     return memory.report(samples), memory.raw(samples)
 
 
@@ -128,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kinds = [options.memory] if options.memory else queries.KINDS
     sections: dict[str, Callable[[int, int], tuple[str, Any]]] = {
         **SECTIONS,
+        "emit": partial(_emit, writers=options.writers),
         "peers": partial(_peers, names=options.peers),
         "queries": partial(_queries, rows=options.rows, kinds=kinds),
     }
@@ -153,7 +155,8 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds",
         type=_up_to(MOST_ROUNDS),
         default=10,
-        help="interleaved rounds (10); in the board section three times as many of each page",
+        help="interleaved rounds (10); in the board section three times as many of each page,"
+        " in the memory section twice as many batches",
     )
     parser.add_argument(
         "--tasks",
@@ -161,8 +164,8 @@ def _parser() -> argparse.ArgumentParser:
         default=1000,
         help="tasks of a round (1000); twice as many emits of each writer, a fifth as many of"
         " each round in the stores section, a tenth as many round"
-        " trips, 20 times as many invocations in the memory section, 1,000 times as many in the"
-        " history of the sweep section, a quarter as many turns in the privacy section, 100"
+        " trips, so many invocations of each batch in the memory section, 1,000 times as many in"
+        " the history of the sweep section, a quarter as many turns in the privacy section, 100"
         " times as many sealed rows and 20 times as many emits of each turn in the ledger section,"
         " 1,000 times as many rows in the board section, 100 times as many in the queries section,"
         " half as many (and half the rounds) of each shape",
@@ -173,6 +176,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_up_to(MOST_ROWS),
         metavar="N",
         help="rows of the history in the queries section",
+    )
+    parser.add_argument(
+        "--writers",
+        type=_up_to(MOST_WRITERS),
+        default=emit.WRITERS,
+        metavar="N",
+        help=f"in the emit section, beside one alone, so many side by side ({emit.WRITERS})",
     )
     parser.add_argument(
         "--memory", choices=queries.KINDS, help="one kind in the queries section instead of all"

@@ -17,7 +17,8 @@ from bench.stats import percentile
 Fsync = Literal["everysec", "always"]
 
 FSYNCS: Final[tuple[Fsync, ...]] = ("everysec", "always")
-WRITERS: Final = (1, 8)
+#: Who emit side by side, beside one alone.
+WRITERS: Final = 8
 WAYS: Final = ("floor", "memory")
 #: Emits of each writer for every task of the throughput section.
 EMITS_PER_TASK: Final = 2
@@ -36,14 +37,14 @@ class Emits:
     seconds: float
 
 
-def measure(tasks: int) -> list[Emits]:
-    """Every number of writers under every fsync, floor and memory in turn."""
-    return [found for fsync in FSYNCS for found in _under(fsync, EMITS_PER_TASK * tasks)]
+def measure(tasks: int, most: int = WRITERS) -> list[Emits]:
+    """One writer and ``most`` of them under every fsync, floor and memory in turn."""
+    return [found for fsync in FSYNCS for found in _under(fsync, EMITS_PER_TASK * tasks, most)]
 
 
-def _under(fsync: Fsync, count: int) -> Iterator[Emits]:
+def _under(fsync: Fsync, count: int, most: int) -> Iterator[Emits]:
     with TemporaryDirectory(prefix="bench-") as logs, EmbeddedServer(fsync=fsync) as server:
-        for writers in WRITERS:
+        for writers in (1, most):
             for way in WAYS:
                 url = server.url if way == "floor" else f"{server.url}?durability={fsync}"
                 found = _released_together(way, url, writers, count, Path(logs) / "writers.log")

@@ -16,8 +16,9 @@ from bench.report import mebibytes, table
 from bench.stats import slope
 
 VARIANTS: Final = (Variant.BARE, Variant.AUDITED)
-BATCHES: Final = 20
-#: Batches until caches, pools and arenas have their size.
+#: For every round of the throughput section.
+BATCHES_PER_ROUND: Final = 2
+#: Batches until caches, pools and arenas have their size; at least one more is made.
 WARM_UP_BATCHES: Final = 5
 #: Every so many invocations ends in an error.
 FAIL_EVERY: Final = 5
@@ -45,15 +46,16 @@ class Sample:
 Samples = Mapping[Variant, Sequence[Sample]]
 
 
-def measure(tasks: int) -> Samples:
+def measure(rounds: int, tasks: int) -> Samples:
     """Run the variants one after the other; a sample after each batch of that many tasks."""
-    return {variant: _run(variant, tasks) for variant in VARIANTS}
+    batches = max(BATCHES_PER_ROUND * rounds, WARM_UP_BATCHES + 1)
+    return {variant: _run(variant, batches, tasks) for variant in VARIANTS}
 
 
-def _run(variant: Variant, tasks: int) -> list[Sample]:
+def _run(variant: Variant, batches: int, tasks: int) -> list[Sample]:
     samples = []
     with crews([variant]) as (crew,):
-        for number in range(1, BATCHES + 1):
+        for number in range(1, batches + 1):
             crew.batch(tasks, fail_every=FAIL_EVERY)
             samples.append(_sample(crew, number * tasks))
     return samples

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from audit.errors import EmbeddedServerError
 from chaos.crew import ChaosError
 from chaos.report import table, write_findings
-from chaos.run import Plan, run
+from chaos.run import WORKERS, Plan, run
 
 #: Where ``--minutes`` does not say how long: so long a fault, and so many invocations a second.
 SECONDS_PER_FAULT: Final = 1.2
@@ -57,12 +57,13 @@ def _plan(options: argparse.Namespace) -> Plan:
         seed=options.seed,
         seconds=seconds,
         lease=options.lease,
+        workers=options.workers,
     )
 
 
 def _command(options: argparse.Namespace) -> str:
     """What repeats this run."""
-    names = ["invocations", "faults", "seed", "lease"]
+    names = ["invocations", "faults", "seed", "lease", "workers"]
     if options.minutes is not None:
         names.append("minutes")
     return "python -m chaos " + " ".join(f"--{name} {getattr(options, name)}" for name in names)
@@ -99,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=number_from(0.01), help="how long the disturbance lasts")
     parser.add_argument(
         "--lease", type=number_from(0.5), default=3.0, help="seconds a lease lasts (3)"
+    )
+    parser.add_argument(
+        "--workers", type=number_from(1), default=WORKERS, help=f"how many ({WORKERS})"
     )
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="write everything there, and keep it"

@@ -41,6 +41,7 @@ class Plan:
         seed: the same seed, the same load and schedule.
         seconds: how long the disturbance lasts.
         lease: seconds a lease lasts.
+        workers: how many, each with its children.
     """
 
     invocations: int
@@ -48,6 +49,7 @@ class Plan:
     seed: int
     seconds: float
     lease: float
+    workers: int = WORKERS
 
 
 def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Outcome:
@@ -57,14 +59,14 @@ def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Outcome:
         publisher = Publisher(
             declare(app), _random(plan.seed, "load"), plan.invocations, plan.seconds
         )
-        with Crew(place, WORKERS) as crew:
+        with Crew(place, plan.workers) as crew:
             crew.wait_ready()
-            say(f"{WORKERS} workers and a keeper are up, logs in {directory}")
+            say(f"{plan.workers} workers and a keeper are up, logs in {directory}")
             injector = Injector(place, crew, server, app.control)
             _disturb(plan, injector, publisher)
             crew.wait_ready()
             say(f"{publisher.published} published, {injector.done.total()} faults; until quiet...")
-            left = _wait_until_quiet(place, app)
+            left = _wait_until_quiet(place, app, plan.workers)
         account, refused, findings = _judge(place)
     write_events(directory / "events.txt", injector.blows, injector.outages)
     pauses = [*injector.outages, *injector.without_keeper]
@@ -86,9 +88,9 @@ def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Outcome:
     )
 
 
-def _wait_until_quiet(place: Place, app: Any) -> list[str]:
+def _wait_until_quiet(place: Place, app: Any, workers: int) -> list[str]:
     with memory_of(place) as memory:
-        return Quiet(place, memory, spool_of(place, memory), app.control).wait(WORKERS)
+        return Quiet(place, memory, spool_of(place, memory), app.control).wait(workers)
 
 
 def _judge(place: Place) -> tuple[Account, int, list[Finding]]:

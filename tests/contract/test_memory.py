@@ -66,6 +66,8 @@ OTHER_TENANT = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
 FORK = multiprocessing.get_context("fork")
 #: More than any backend reads at once.
 MANY = 1203
+#: Invocations of each of several writers, and sequences of emits; CONTRACT_LONG has more of them.
+EACH, SEQUENCES = (200, 60) if os.environ.get("CONTRACT_LONG") else (50, 25)
 
 
 SHARED = ["redis-tcp", "redis-socket", "cluster", "postgres", "sqlite"]
@@ -1021,8 +1023,8 @@ def in_processes(count: int, work: Callable[[int], None]) -> Callable[[], list[i
 
 
 def test_writers_side_by_side_lose_and_double_nothing(shared: AuditMemory) -> None:
-    """8 threads and 4 forked processes, 200 invocations each, one memory object: all are there."""
-    identities = [[make_identity() for _ in range(200)] for _ in range(12)]
+    """8 threads and 4 forked processes, one memory object for all: what they wrote is there."""
+    identities = [[make_identity() for _ in range(EACH)] for _ in range(12)]
 
     def invoke(writer: int) -> None:
         for identity in identities[writer]:
@@ -1303,7 +1305,7 @@ def test_any_sequence_of_emits_follows_the_contract(memory: AuditMemory) -> None
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=60,
+            max_examples=SEQUENCES,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -31,6 +31,9 @@ from tests.integration.forking import LENGTH, exactly
 ROOT = Path(__file__).resolve().parents[2]
 
 
+#: When output and compiled files are written: the same in every process, whatever it was told.
+HABITS = frozenset({"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
+
 Pipe = IO[bytes] | None
 Standard = int | IO[bytes]
 
@@ -217,5 +220,9 @@ def _bare_environment() -> dict[str, str]:
 
 
 def _of_python(env: Mapping[str, str]) -> dict[str, str]:
-    """What the interpreter itself reads when it starts."""
-    return {name: value for name, value in env.items() if name.startswith("PYTHON")}
+    """What the interpreter itself reads when it starts, and what it does depends on."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith("PYTHON") and name not in HABITS
+    }

@@ -32,7 +32,10 @@ from tests.integration.test_pools import ending
 from tests.runs import left, run
 from tests.support import completed, make_ending, make_identity, missing, started, wait_until
 
-SHORT = ("--invocations", "400", "--faults", "10", "--minutes", "0.2", "--lease", "2")
+SHORT = ("--invocations", "250", "--faults", "10", "--minutes", "0.15", "--lease", "2")
+ONE = ("--workers", "1")
+#: One worker fewer than a run has.
+SMALL = ("--workers", "2")
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -47,7 +50,7 @@ def server_on_this_machine() -> None:
 
 def test_a_short_run_is_clean(tmp_path: Path) -> None:
     """Every kind of fault, hundreds of invocations: nothing lost, doubled, unaudited or open."""
-    with run("chaos", tmp_path, *SHORT, "--seed", "7") as process:
+    with run("chaos", tmp_path, *SHORT, *SMALL, "--seed", "7") as process:
         printed, _ = process.communicate()
         findings = tmp_path / "findings.txt"
         told = findings.read_text() if findings.exists() else ""
@@ -61,7 +64,7 @@ def test_a_short_run_is_clean(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_early_end_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     """However a run ends, so do its workers, its keeper and its servers."""
-    with run("chaos", tmp_path, "--invocations", "5000", "--faults", "0") as process:
+    with run("chaos", tmp_path, "--invocations", "5000", "--faults", "0", *ONE) as process:
         wait_until(lambda: (tmp_path / "journal").exists(), timeout=60)
         process.send_signal(number)
         assert process.wait(60) != 0

@@ -24,6 +24,7 @@ from audit.ledger.keys import LedgerKeys, write_new
 from audit.memory import AuditMemory
 from audit.row import COMPLETED
 from audit.spool import Spool
+from tests.integration.prepared import celery, run_celery
 from tests.integration.stack import ROOT, Stack, caller
 from tests.support import (
     TENANT,
@@ -85,14 +86,8 @@ class Site:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def audit(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "celery", "-A", APP, "audit", *words],
-            env=self.environ,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+        return run_celery(
+            *("-A", APP, "audit", *words), cwd=self.folder, env=self.environ, timeout=120
         )
 
     def verify(self, *options: str) -> tuple[int, set[str], dict[str, Any]]:
@@ -105,8 +100,8 @@ class Site:
     @contextmanager
     def keeper(self) -> Iterator[None]:
         with (self.folder / "keeper.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", APP, "audit", "keep"],
+            process = celery(
+                *("-A", APP, "audit", "keep"),
                 env=self.environ,
                 cwd=self.folder,
                 stdout=log,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.prepared import ROOT, Process, Started, start
+from tests.integration.prepared import HABITS, ROOT, Process, Started, start
 
 TELL = """
 import json, os, signal, sys
@@ -93,6 +93,18 @@ def test_its_end_is_told(tmp_path: Path, environ: dict[str, str], number: signal
         assert forked.wait(20) == -number
         assert forked.poll() == -number
         forked.kill()  # nobody is struck by it
+
+
+def test_habits_need_no_start_from_nothing(tmp_path: Path, environ: dict[str, str]) -> None:
+    """A test with an environment of its own need not know them."""
+    for given in (environ | dict.fromkeys(HABITS, "1"), remaining(environ)):
+        with tell(tmp_path, given) as process:
+            assert isinstance(process, Process)
+            what_it_tells(process)
+
+
+def remaining(environ: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in HABITS}
 
 
 @pytest.mark.parametrize("more", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONPATH": "/nowhere"}])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from audit import open_memory
 from audit.embedded import EmbeddedServer
 from audit.row import COMPLETED
 from tests.integration.otlp import OtlpSink
+from tests.integration.prepared import run_celery
 from tests.integration.stack import ROOT
 from tests.support import make_identity, started
 
@@ -27,13 +26,12 @@ def test_reconciling_by_hand_is_counted(tmp_path: Path) -> None:
             "AUDIT_SPOOL_DIR": str(tmp_path / "spool"),
             "AUDIT_LEASE_SECONDS": "1",
         }
-        subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "app", "audit", "reconcile"],
+        done = run_celery(
+            *("-A", "app", "audit", "reconcile"),
             cwd=tmp_path,
             env={**os.environ, **environ, **sink.environ},
-            check=True,
-            timeout=60,
         )
+        assert done.returncode == 0, done.stderr
         assert len(list(memory.rows(kind=COMPLETED))) == 1
         assert sink.total("skill_abandoned_total") == sink.total("skill_invoked_total") == 1
         memory.close()

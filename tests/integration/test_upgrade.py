@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from audit.ledger.keys import LedgerKeys, write_new
 from audit.row import COMPLETED, SCHEMA_VERSION, STARTED
 from tests.integration.flower import LOGIN, SHIPPED, Flower
 from tests.integration.keeping import LEASE, keeper
+from tests.integration.prepared import run_celery
 from tests.integration.stack import ROOT, Stack, caller
 from tests.support import TENANT, wait_until
 
@@ -45,14 +44,11 @@ class Mixed:
             "AUDIT_LEDGER_DIR": str(self.stack.directory / "ledger"),
             "AUDIT_LEDGER_KEYS": str(self.keys),
         }
-        done = subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "tests.integration.worker_app", "audit", *words],
+        done = run_celery(
+            *("-A", "tests.integration.worker_app", "audit", *words),
             env={**os.environ, **self.stack.environ, **ledger, "PYTHONPATH": str(ROOT)},
             cwd=self.stack.directory,
-            capture_output=True,
-            text=True,
             timeout=120,
-            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -28,7 +28,7 @@ from audit.canonical import MAX_DEPTH, canonical_bytes, judged_form
 from audit.canonical_quick import MAX_ROOM, quick_form
 from audit.errors import CanonicalizationError
 
-DOCUMENTS = int(os.environ.get("CANONICAL_DOCUMENTS", "2000"))
+DOCUMENTS = int(os.environ.get("CANONICAL_DOCUMENTS", "500"))
 
 many = settings(
     max_examples=DOCUMENTS, deadline=None, suppress_health_check=list(HealthCheck), database=None

@@ -42,6 +42,7 @@ from tests.support import (
     make_ending,
     make_identity,
     refused,
+    row_check,
     row_validator,
     started,
     validate_row,
@@ -593,3 +594,4 @@ def test_the_schema_rejects_what_is_no_row(
     assert found != before or json.dumps(found) != json.dumps(before)
     assert not row_validator().is_valid(found)
     assert not inlined_validator().is_valid(found)
+    assert not row_check()(found)
