@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tasks.noting import note_quickly
+
 
 def keep_client(channel: Any) -> None:
     """Let a Redis channel use one client as long as its pool lives; all others are left alone."""
@@ -24,6 +26,7 @@ def keep_client(channel: Any) -> None:
             return make(asynchronous=True)
         if kept is None or kept.connection_pool is not channel.pool:
             kept = make()
+            note_quickly(kept)
         return kept
 
     client_of.kept = True  # type: ignore[attr-defined]

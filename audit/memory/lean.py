@@ -33,25 +33,29 @@ class Lean:
     Args:
         connection: one of redis-py's, connected.
         seconds: how long each call may wait at most; from here on the socket's own timeout.
+            ``None``: for ever.
+        shared: whether others may close it meanwhile, as the pool does that it was taken of. Then
+            it is never written to by its number, which may be another's by now.
     """
 
-    def __init__(self, connection: Any, seconds: float) -> None:
+    def __init__(self, connection: Any, seconds: float | None, *, shared: bool = False) -> None:
         parser = connection._get_parser()
         self._reader = parser._reader
         self._socket = connection._sock
         # Written to without asking first whether that is possible: for a small request it is, and
         # what is left of one goes the usual way. A class of its own decides by itself.
-        self._place = self._socket.fileno() if type(self._socket) is socket.socket else None
-        self._least = seconds * (1 - SLACK)
+        plain = type(self._socket) is socket.socket and not shared
+        self._place = self._socket.fileno() if plain else None
+        self._least = (seconds or 0) * (1 - SLACK)
         # All three, or redis-py would go back to what was left when the connection was made.
         self._socket.settimeout(seconds)
         connection.socket_timeout = parser._socket_timeout = seconds
 
     @classmethod
-    def of(cls, connection: Any, seconds: float) -> Lean | None:
+    def of(cls, connection: Any, seconds: float | None, *, shared: bool = False) -> Lean | None:
         """For that connection, or ``None`` where redis-py has another parser than that in C."""
         if isinstance(connection._get_parser(), _HiredisParser):
-            return cls(connection, seconds)
+            return cls(connection, seconds, shared=shared)
         return None
 
     def fits(self, request: bytes, left: float) -> bool:
