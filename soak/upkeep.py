@@ -12,21 +12,23 @@ import threading
 import time
 from typing import Any, Final
 
-from celery import signals
+from celery import signals, states
 
 from chaos import leash
 from soak import leaks
 
-#: A child collects after so many bodies, every other process after so many seconds.
-BODIES: Final = 100
+#: A child collects after so many tasks, and so many that failed: in an outage every one does. Every
+#: other process after so many seconds.
+TASKS: Final = 100
+FAILURES: Final = 10
 SECONDS: Final = 3.0
 
-_bodies = 0
+_tasks = _failures = 0
 
 
 def begin() -> None:
     """Called once by the module that a process under test starts from, before anything forks."""
-    signals.task_postrun.connect(_after_body, weak=False)
+    signals.task_postrun.connect(_after_task, weak=False)
     threading.Thread(target=_collect, daemon=True).start()
     signals.worker_ready.connect(_say_so, weak=False)
     leaks.open_up()
@@ -38,10 +40,12 @@ def _say_so(**_: Any) -> None:
     os.write(2, b"worker ready.\n")
 
 
-def _after_body(**_: Any) -> None:
-    global _bodies
-    _bodies += 1
-    if _bodies % BODIES == 0:
+def _after_task(state: str | None = None, **_: Any) -> None:
+    global _tasks, _failures
+    _tasks += 1
+    _failures += state != states.SUCCESS
+    if _tasks >= TASKS or _failures >= FAILURES:
+        _tasks = _failures = 0
         gc.collect()
 
 
