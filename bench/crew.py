@@ -39,11 +39,6 @@ class Variant(Enum):
     MERGED = ("audited", "audited skills, merged mode")
     AUDITED_TRACED = ("audited_traced", "audited skills + OpenTelemetry SDK")
     MERGED_TRACED = ("audited_traced", "audited skills, merged mode + OpenTelemetry SDK")
-    SOCKET_TRACED = (
-        "audited_traced",
-        "audited skills, memory by a Unix socket + OpenTelemetry SDK",
-        "socket",
-    )
     AUDITED_POSTGRES = ("audited", "audited skills, memory in PostgreSQL", "postgresql")
     POSTGRES_TRACED = (
         "audited_traced",
@@ -73,7 +68,7 @@ class Variant(Enum):
     @property
     def possible(self) -> bool:
         """Whether this machine has what it needs."""
-        return self.memory != "postgresql" or is_installed()
+        return self.memory == "redis" or is_installed()
 
 
 class Crew(Team):
@@ -184,19 +179,16 @@ class Hiring:
         place = Place(
             broker=server.url_for(0),
             results=f"{MERGED}{server.url_for(2)}" if variant.merged else server.url_for(1),
-            memory=self._memory(variant, server, name),
+            memory=self._memory(variant, server.url_for(2), name),
             queue=queue,
             children=children,
         )
         log = self.logs / f"{name}.log"
         return self.take(Crew(variant, place, name, log, workers=workers, sql=self.databases))
 
-    def _memory(self, variant: Variant, server: EmbeddedServer, name: str) -> str:
+    def _memory(self, variant: Variant, redis: str, name: str) -> str:
         if variant.memory == "redis":
-            return f"{server.url_for(2)}?durability=everysec"
-        if variant.memory == "socket":
-            place = server.socket_url.partition("?")[0]
-            return f"{place}?virtual_host=2&durability=everysec"
+            return f"{redis}?durability=everysec"
         url = self.databases.fresh(name)
         migrate_memory(url)
         return url
