@@ -62,6 +62,7 @@ class ChildState:
         values: what no text may show: its arguments and result, what calls in its body were given
             and returned, and all that of the invocation it is called in.
         type_only: texts of errors are left out altogether.
+        direct: whether it is of a direct call, whose caller is the one that gets the result.
         merged: whether its ending is left to the result backend, which stores both.
         args_shown, result_shown: the hashes as Celery shows them in the place of values.
     """
@@ -72,6 +73,7 @@ class ChildState:
         "_masker",
         "_values",
         "args_shown",
+        "direct",
         "inherited",
         "invocation",
         "merged",
@@ -88,12 +90,14 @@ class ChildState:
         *,
         args_shown: str = "",
         type_only: bool = False,
+        direct: bool = False,
     ) -> None:
         outer = _running.get()
         self.invocation = invocation
         self.inherited = inherited
         self.outside = find_context()
         self.type_only = type_only
+        self.direct = direct
         self.merged = False
         self.args_shown = args_shown
         self.result_shown: str | None = None

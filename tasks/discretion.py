@@ -47,7 +47,7 @@ def type_only(skill: Any) -> bool:
 
 def result_of(skill: Any, state: ChildState, result: Any) -> Any:
     """What goes to the result backend and to the next link: the result, or a reference to it."""
-    if not skill.body_excluded or skill.request_stack.top.called_directly:
+    if not skill.body_excluded or state.direct:
         return result
     request_id = state.invocation.identity.request_id
     return {"request_id": request_id, "result_hash": state.result_shown}

@@ -24,16 +24,21 @@ from redis.exceptions import RedisError
 from audit.memory.lean import SMALL, Lean
 
 _NOTES: Final = frozenset({"ZADD", "HSET", "ZREM", "HDEL"})
+#: Connections that a pool must have at least: one of them is kept.
+LEAST: Final = 3
+_EXECUTE: Final = Pipeline.execute
 _BEGIN, _END = ("MULTI",), ("EXEC",)
 
 
 def note_quickly(client: Any) -> None:
     """Let a channel's client make such pipelines; one that is no plain redis-py's is left alone."""
-    plain = type(client) is redis.Redis and type(client.connection_pool) is ConnectionPool
+    pool = client.connection_pool
+    plain = type(client) is redis.Redis and type(pool) is ConnectionPool
     # Where somebody watches pipelines (OpenTelemetry's instrumentor does), all are to be seen.
-    if not plain or hasattr(Pipeline.execute, "__wrapped__"):
+    watched = hasattr(_EXECUTE, "__wrapped__") or Pipeline.execute is not _EXECUTE
+    if not plain or watched or pool.max_connections < LEAST:
         return
-    notes = _Notes(client.connection_pool)
+    notes = _Notes(pool)
 
     def pipeline(transaction: bool = True, shard_hint: Any = None) -> Pipeline:
         return _Noting(notes, client, transaction, shard_hint)
@@ -62,7 +67,10 @@ class _Noting(Pipeline):
 
 
 class _Notes:
-    """A pool's connections on which such transactions went well, each used by one at a time."""
+    """The connection of a pool that is kept for such transactions, used by one at a time.
+
+    Whoever finds it in use takes another one of the pool's, and gives that back.
+    """
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
@@ -82,16 +90,19 @@ class _Notes:
         connection, lean = taken
         try:
             *queued, told = lean.exchange(request, len(stack) + 2, connection.read_response)
+        except redis.TimeoutError:
+            self._drop(connection)
+            raise  # as redis-py would: whoever waited once does not wait twice
         except RedisError:
             self._drop(connection)
             return None
         except BaseException:
             self._drop(connection)
             raise
-        if queued != [b"OK", *[b"QUEUED"] * len(stack)] or not _went_well(told):
+        if queued != [b"OK", *[b"QUEUED"] * len(stack)] or not _went_well(told, len(stack)):
             self._drop(connection)
             return None
-        self._idle.append(taken)
+        self._give_back(taken)
         return list(told)
 
     def _take(self) -> tuple[Any, Lean] | None:
@@ -99,20 +110,28 @@ class _Notes:
             return self._idle.pop()
         except IndexError:
             pass
-        try:
-            connection = self._pool.get_connection()
-        except RedisError:
-            return None
+        connection = self._pool.get_connection()
         lean = Lean.of(connection, connection.socket_timeout, shared=True)
         if lean is None:
             self._pool.release(connection)
             return None
         return connection, lean
 
+    def _give_back(self, taken: tuple[Any, Lean]) -> None:
+        if self._idle:
+            self._pool.release(taken[0])
+        else:
+            self._idle.append(taken)
+
     def _drop(self, connection: Any) -> None:
         connection.disconnect()
         self._pool.release(connection)
 
 
-def _went_well(told: Any) -> bool:
-    return isinstance(told, list) and not any(isinstance(one, Exception) for one in told)
+def _went_well(told: Any, count: int) -> bool:
+    # A list exactly: what a server tells by itself in between is one of another kind.
+    return type(told) is list and len(told) == count and not any(map(_is_error, told))
+
+
+def _is_error(one: object) -> bool:
+    return isinstance(one, Exception)

@@ -42,11 +42,15 @@ REFUSALS: Final[Mapping[type[Exception], Refusal]] = {
 
 
 def refuse(
-    skill: Any, request: Any, find: Callable[[], InvocationContext], error: Exception
+    skill: Any,
+    message: Mapping[str, Any],
+    find: Callable[[], InvocationContext],
+    error: Exception,
 ) -> None:
     """Put on record that the invocation was not allowed to start.
 
     Args:
+        message: the fields of the request; none of a direct call.
         find: finds the caller; where it raises, no tenant is proven.
     """
     try:
@@ -55,7 +59,7 @@ def refuse(
         context = None
     refusal = next(word for kind, word in REFUSALS.items() if isinstance(error, kind))
     runtime = runtime_of(skill.app)
-    identity = identify(skill, vars(request), context, runtime.worker_id)
+    identity = identify(skill, message, context, runtime.worker_id)
     Invocation(identity, runtime.recorder).refuse(refusal, str(error))
 
 

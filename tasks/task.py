@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from celery import Task
 from celery._state import _task_stack
-from celery.app.task import Context
 from celery.exceptions import Ignore
 
 from audit.canonical import arguments_by_name, digest
@@ -251,13 +250,13 @@ class SkillTask(Task):
         if context is None:
             raise MissingInvocationContext
         _task_stack.push(self)
-        # Not push_request: that copies the request around it, and in a body that calls its own
-        # skill this one would pass for the message that is running: its id, its proof, its state.
-        request = Context(args=args, kwargs=kwargs, called_directly=True)
-        self.request_stack.push(request)
+        # A copy of the request around it, as Celery pushes, for the body to read. The invocation
+        # is of no message all the same: not of its id, its proof or its state.
+        self.push_request(args=args, kwargs=kwargs, **{CHILD_STATE: None})
+        request = self.request_stack.top
         try:
             with one_task(nested=True):
-                state = self._start(request, args, kwargs, lambda: context)
+                state = self._start(request, args, kwargs, lambda: context, direct=True)
                 result = self._perform(state, args, kwargs)
             if (around := running()) is not None:
                 around.hide((values_of(args, kwargs), result))
@@ -275,23 +274,26 @@ class SkillTask(Task):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         find: Callable[[], InvocationContext],
+        *,
+        direct: bool = False,
     ) -> ChildState:
-        """From a received message to a durable started row."""
+        """From a received message, or a direct call, to a durable started row."""
         runtime = self._runtime
+        message: Mapping[str, Any] = {} if direct else vars(request)
         if runtime.settings.redact_logs:
             redaction.install()
         try:
-            context, tick = find(), Tick.from_headers(vars(request))
+            context, tick = find(), Tick.from_headers(message)
             args_hash = self.args_hash(args, kwargs, runtime.hash_key(context.tenant_id))
-            refuse_poison(self, vars(request), context)
+            refuse_poison(self, message, context)
         except tuple(REFUSALS) as error:
-            refuse(self, request, find, error)
+            refuse(self, message, find, error)
             raise
         place = context.trace or Trace.current() or Trace.fresh()
         context = context.in_trace(place)
-        delivered = not (request.called_directly or request.is_eager)
+        delivered = not (direct or request.is_eager)
         worker = runtime.worker_id if delivered else runtime.own_id
-        identity = identify(self, vars(request), context, worker)
+        identity = identify(self, message, context, worker)
         invocation = Invocation(identity, runtime.recorder)
         state = ChildState(
             invocation,
@@ -299,12 +301,13 @@ class SkillTask(Task):
             values_of(args, kwargs),
             args_shown=shown(args_hash),
             type_only=type_only(self),
+            direct=direct,
         )
         vars(request)[CHILD_STATE] = state
         runs(state)
         try:
             seconds = math.ceil(runtime.settings.context_max_age)
-            token = message_token(vars(request))
+            token = message_token(message)
             hold = hold_of(identity, tick)
             invocation.start(args_hash, once_token=token, once_seconds=seconds, hold=hold)
         except (AuditEmitFailed, TickTakenError):
@@ -358,7 +361,8 @@ class SkillTask(Task):
     def _decide(self, state: ChildState, ending: Ending) -> None:
         """Put the ending on record, or, in merged mode, leave that to who stores the result."""
         # Asked now: a body may have given its own request a link.
-        state.merged = ending.reason in MERGED and is_merged(self, self.request_stack.top)
+        merged = ending.reason in MERGED and is_merged(self, self.request_stack.top)
+        state.merged = merged and not state.direct
         if state.merged:
             state.invocation.hold(ending)
         else:

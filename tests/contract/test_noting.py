@@ -44,6 +44,7 @@ def own_way(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
         return execute(self, raise_on_error)
 
     monkeypatch.setattr(Pipeline, "execute", noted)
+    monkeypatch.setattr(noting, "_EXECUTE", noted)
     return went
 
 
@@ -157,6 +158,31 @@ def test_many_threads_note_at_once(channel: Any, store: redis.Redis, own_way: li
         thread.join()
     assert noted(store) == (0, 0)
     assert own_way == []
+
+
+def test_a_burst_leaves_the_pool_as_it_was(channel: Any, store: redis.Redis) -> None:
+    """As many at once as the pool has connections, as under gevent: one is kept, the others go
+    back, so that all else finds one."""
+    most = channel.pool.max_connections
+    messages = taken(channel, most)
+    store.execute_command("CLIENT", "PAUSE", 300, "WRITE")
+    threads = [threading.Thread(target=message.ack) for message in messages]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert noted(store) == (0, 0)
+    assert channel._size("noted") == 0
+    assert len(channel.pool._in_use_connections) <= 2
+
+
+def test_what_a_server_tells_by_itself_is_no_answer() -> None:
+    """A push of RESP3 is a list as well, of a kind of its own."""
+    push = type("PushNotification", (list,), {})
+    assert noting._went_well([1, 1], 2)
+    assert not noting._went_well(push([1, 1]), 2)
+    assert not noting._went_well([b"FAILING_OVER", 1, 2], 2)
+    assert not noting._went_well([1, redis.ResponseError("no")], 2)
 
 
 def test_a_signal_in_its_midst_leaves_no_reply_for_the_next(

@@ -16,10 +16,12 @@ import pytest
 import redis
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore
+from celery.signals import before_task_publish
 
 from audit.context import InvocationContext
 from audit.embedded import EmbeddedServer
 from audit.errors import SettingsError, SkillArgumentsError
+from audit.invocation import new_request_id
 from audit.row import COMPLETED, STARTED
 from tasks import SkillHost
 from tasks.merged import prove
@@ -120,12 +122,48 @@ def test_a_body_that_calls_its_own_skill(
         skill: Any = app.skill("test.body", version="1.0.0", bind=True)(run)
         skill.__trace__ = build_tracer(skill.name, skill, app=app)
         request = {"id": "one", "task": skill.name, "delivery_info": {}, **HEADERS}
+        request["audit_request_id"] = new_request_id()
         copy_context().run(skill.__trace__, "one", [], {}, request)
         assert [row["payload"]["outcome"] for row in rows(store, COMPLETED)] == outcomes
         assert store.zcard(f"audit:{{{TENANT}}}:open") == 0
         of_messages = [row["meta"]["task_id"] for row in rows(store, STARTED)]
         assert of_messages == ["one", None][: len(outcomes)]
         assert json.loads(store.get("celery-task-meta-one") or b"{}")["result"] == told
+
+
+def test_a_retry_of_its_own_in_a_call_of_its_own_is_published(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """As Celery has it, the message that is running is published again; both calls are retried."""
+    sent: list[str] = []
+
+    def run(self: Any, n: int = 0) -> str:
+        if n == 0:
+            return str(self(n=1))
+        assert (self.request.id, self.request.called_directly) == ("one", False)
+        self.update_state(state="PROGRESS", meta={"n": n})
+        raise self.retry(countdown=0)
+
+    with redis.Redis.from_url(server.url) as store, host(server, "merged+", tmp_path) as app:
+        store.flushdb()
+        skill: Any = app.skill("test.body", version="1.0.0", bind=True)(run)
+        skill.__trace__ = build_tracer(skill.name, skill, app=app)
+        request = {
+            **{"id": "one", "task": skill.name, "delivery_info": {}, "called_directly": False},
+            **{"audit_request_id": new_request_id(), **HEADERS},
+        }
+
+        def published(headers: dict[str, Any], **_: Any) -> None:
+            sent.append(headers["id"])
+
+        before_task_publish.connect(published)
+        copy_context().run(skill.__trace__, "one", [], {}, request)
+        before_task_publish.disconnect(published)
+        assert sent == ["one"]
+        reasons = [row["meta"]["reason"] for row in rows(store, COMPLETED)]
+        assert reasons == ["retried", "retried"]
+        assert len({row["payload"]["request_id"] for row in rows(store, STARTED)}) == 2
+        assert store.zcard(f"audit:{{{TENANT}}}:open") == 0
 
 
 def watched(body: Callable[[Any], str], store: redis.Redis) -> Callable[[Any], str]:
