@@ -75,7 +75,7 @@ def test_each_error_has_a_word(
     skill: Any, memory: FakeMemory, error: Exception, refusal: str
 ) -> None:
     """One row of a kind of its own, of the invocation as it was received."""
-    refuse(skill, request(), lambda: CALLER, error)
+    refuse(skill, vars(request()), lambda: CALLER, error)
     (row,) = memory.stored
     assert (row.kind, row.meta["reason"]) == (REFUSED, refusal)
     assert (row.request_id, row.tenant_id) == (REQUEST_ID, TENANT)
@@ -100,7 +100,7 @@ def test_who_proves_nothing_has_no_tenant(
     def find() -> InvocationContext:
         raise error
 
-    refuse(skill, request(), find, error)
+    refuse(skill, vars(request()), find, error)
     (row,) = memory.stored
     assert row.tenant_id == NIL_TENANT
     assert row.payload["caller_persona"] == ""
