@@ -176,6 +176,21 @@ def test_a_burst_leaves_the_pool_as_it_was(channel: Any, store: redis.Redis) -> 
     assert len(channel.pool._in_use_connections) <= 2
 
 
+def test_a_server_that_stands_still_is_waited_for_once(
+    server: EmbeddedServer, own_way: list[Any]
+) -> None:
+    """The timeout is told as it is, and no second try takes as long again."""
+    with redis.Redis.from_url(server.url, socket_timeout=0.3) as client:
+        noting.note_quickly(client)
+        assert client.pipeline().hset(NOTED, "tag", "a").execute() == [1]
+        server.pause()
+        with pytest.raises(redis.TimeoutError):
+            client.pipeline().hset(NOTED, "tag", "b").execute()
+        server.resume()
+        assert own_way == []
+        assert client.pipeline().hset("other", "tag", "c").execute() == [1]
+
+
 def test_what_a_server_tells_by_itself_is_no_answer() -> None:
     """A push of RESP3 is a list as well, of a kind of its own."""
     push = type("PushNotification", (list,), {})
@@ -207,12 +222,16 @@ def test_a_signal_in_its_midst_leaves_no_reply_for_the_next(
 def test_pipelines_that_somebody_watches_are_left_alone(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OpenTelemetry's instrumentor wraps them, to tell of each. A client of another kind, too."""
+    """As OpenTelemetry watches them. So are clients of another kind, and small pools."""
     client = redis.Redis.from_url(server.url)
-    monkeypatch.setattr(Pipeline, "execute", functools.wraps(Pipeline.execute)(lambda self: []))
-    noting.note_quickly(client)
-    assert type(client.pipeline()) is Pipeline
-    monkeypatch.undo()
+    for watching in (functools.wraps(Pipeline.execute)(lambda self: []), lambda self: []):
+        monkeypatch.setattr(Pipeline, "execute", watching)
+        noting.note_quickly(client)
+        assert type(client.pipeline()) is Pipeline
+        monkeypatch.undo()
+    small = redis.Redis.from_url(server.url, max_connections=noting.LEAST - 1)
+    noting.note_quickly(small)
+    assert type(small.pipeline()) is Pipeline
 
     class Other(redis.Redis):
         pass

@@ -18,7 +18,7 @@ from celery.app.trace import build_tracer
 from celery.exceptions import Ignore
 from celery.signals import before_task_publish
 
-from audit.context import InvocationContext
+from audit.context import InvocationContext, acting_as
 from audit.embedded import EmbeddedServer
 from audit.errors import SettingsError, SkillArgumentsError
 from audit.invocation import new_request_id
@@ -164,6 +164,47 @@ def test_a_retry_of_its_own_in_a_call_of_its_own_is_published(
         assert reasons == ["retried", "retried"]
         assert len({row["payload"]["request_id"] for row in rows(store, STARTED)}) == 2
         assert store.zcard(f"audit:{{{TENANT}}}:open") == 0
+
+
+def test_a_body_that_is_called_directly_reads_the_request_that_was_pushed(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """As tests of applications push one by hand; the invocation is of no message all the same."""
+    with redis.Redis.from_url(server.url) as store, host(server, "", tmp_path) as app:
+        store.flushdb()
+
+        @app.skill("test.read", version="1.0.0", bind=True)
+        def read(self: Any) -> list[Any]:
+            return [self.request.id, self.request.retries]
+
+        skill: Any = read
+        skill.push_request(id="pushed", retries=2)
+        with acting_as("cuo-cpo@0.4.1", TENANT):
+            assert skill() == ["pushed", 2]
+        skill.pop_request()
+        (start,) = rows(store, STARTED)
+        assert (start["meta"]["task_id"], start["meta"]["attempt"]) == (None, 0)
+
+
+def test_an_excluded_body_gets_what_its_own_skill_returned(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """Its caller is the body: the reference is for those who read the result backend."""
+    got: list[Any] = []
+
+    def run(self: Any, n: int = 0) -> str:
+        if n == 0:
+            got.append(self(n=1))
+        return "secret"
+
+    with redis.Redis.from_url(server.url) as store, host(server, "merged+", tmp_path) as app:
+        store.flushdb()
+        skill: Any = app.skill("test.x", version="1.0.0", bind=True, body_excluded=True)(run)
+        skill.__trace__ = build_tracer(skill.name, skill, app=app)
+        request = {"id": "one", "task": skill.name, "delivery_info": {}, **HEADERS}
+        copy_context().run(skill.__trace__, "one", [], {}, request)
+        assert got == ["secret"]
+        assert b"secret" not in (store.get("celery-task-meta-one") or b"")
 
 
 def watched(body: Callable[[Any], str], store: redis.Redis) -> Callable[[Any], str]:
